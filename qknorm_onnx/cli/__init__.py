@@ -1,0 +1,1 @@
+"""The command line: the verbs of the public door, for people and for machines."""

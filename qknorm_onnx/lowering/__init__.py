@@ -1,0 +1,1 @@
+"""From canonical nodes to what a runtime has: one file for each target."""

@@ -1,0 +1,1 @@
+"""Proves rewrites by running the old and the new subgraph on the same inputs."""

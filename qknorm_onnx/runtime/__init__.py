@@ -1,0 +1,1 @@
+"""ONNX Runtime sessions and what runs where in them."""

@@ -1,0 +1,1 @@
+"""The onnx_ir passes that turn recognised attention into canonical nodes."""

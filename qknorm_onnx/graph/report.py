@@ -1,0 +1,53 @@
+"""What happened to each attention of a model, as values: `qk.Program.report`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from qknorm_onnx.spec.qk_norm_spec import QKNormSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FusedAttention:
+    """One attention that is now one node. `target` is what it was lowered to; `source_nodes` are the nodes it replaced."""
+
+    name: str
+    spec: QKNormSpec
+    target: str = "custom-op"
+    source_nodes: tuple[str, ...] = ()
+    note: str = ""  # e.g. why the asked-for target could not serve it, or `unverified` and why
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Declined:
+    """QK-Norm attention that was not recognised: why, the node where the walk stopped, and what would make it match."""
+
+    name: str
+    reason: str
+    node: str
+    hint: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A rewrite whose proof failed. The attention was left as it was."""
+
+    name: str
+    reason: str
+    max_difference: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FusionReport:
+    """All attention of a model. `notes` say what was done to the model around it (mended exports, refused targets)."""
+
+    fused: tuple[FusedAttention, ...] = ()
+    declined: tuple[Declined, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    plain: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is QK-Norm attention and all of it is fused."""
+        return bool(self.fused) and not self.declined and not self.refused
