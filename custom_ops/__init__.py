@@ -1,0 +1,1 @@
+"""The native custom-op library for ONNX Runtime and where it lies."""
