@@ -1,0 +1,117 @@
+"""From any ONNX model to one whose QK-Norm attention is one node each: prepare, fuse (proved), lower."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Final
+
+import onnx
+import onnx_ir as ir
+
+from qknorm_onnx.errors import FusionRequiredError, InputError
+from qknorm_onnx.graph.model_file import ModelSource, load_model, save_model
+from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
+from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
+from qknorm_onnx.graph.passes.prepare import PreparePass
+from qknorm_onnx.graph.report import FusedAttention, FusionReport
+from qknorm_onnx.lowering.registry import TARGETS, LoweringOutcome, lower
+
+PROVIDERS: Final = ("cpu", "cuda")
+
+Progress = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A model with its attention fused, and the account of how it became so."""
+
+    model: ir.Model
+    report: FusionReport
+
+    def to_proto(self) -> onnx.ModelProto:
+        """The model as one protobuf message; weights over 2 GiB need `save`."""
+        return ir.to_proto(self.model)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model; large weights go to `<path>.data` beside it. Raises InputError; never leaves half a file."""
+        save_model(self.model, path)
+
+
+def fuse(
+    source: ModelSource,
+    *,
+    target: str = "custom-op",
+    provider: str = "cpu",
+    verify: bool = True,
+    require_fusion: bool = False,
+    progress: Progress | None = None,
+) -> Program:
+    """Make each QK-Norm attention of `source` one node, and lower it to `target`.
+
+    Args:
+        source: path of an ONNX file, `onnx.ModelProto` or `onnx_ir.Model`; it is not changed.
+        target: "custom-op" (our operator with its function body), "ort" (ONNX Runtime's contrib operators), "onnx"
+            (standard operators of opset 23 and newer) or "primitive" (plain operators).
+        provider: "cpu" or "cuda": whose kernels the target is chosen for.
+        verify: prove each rewrite by running old and new on random inputs; a failed proof leaves the attention as it was.
+        require_fusion: raise unless there is QK-Norm attention and all of it is fused.
+        progress: called with the name of each stage as it begins.
+
+    Raises:
+        InputError: `source` is no ONNX model, or `target` or `provider` is unknown.
+        FusionRequiredError: `require_fusion`, and something was missed; the message says what and why.
+    """
+    _require_known(target=target, provider=provider)
+    say = progress or (lambda stage: None)
+    say("load")
+    model = load_model(source)
+    say("prepare")
+    PreparePass()(model)
+    say("recognise and prove" if verify else "recognise")
+    fuse_pass = FuseQKNormPass(_prover() if verify else None)
+    fuse_pass(model)
+    if require_fusion:
+        require_complete(fuse_pass.report)
+    say("lower")
+    AttachBodiesPass()(model)
+    outcomes = lower(model, target=target, provider=provider)
+    return Program(model, _with_targets(fuse_pass.report, outcomes))
+
+
+def require_complete(report: FusionReport) -> None:
+    """Raises FusionRequiredError, saying what was missed, unless all QK-Norm attention of the model is fused."""
+    if report.complete:
+        return
+    if not (report.fused or report.declined or report.refused):
+        raise FusionRequiredError("no QK-Norm attention found: queries and keys of this model are not normalised")
+    misses = [f"{miss.name}: {miss.reason}" for miss in (*report.declined, *report.refused)]
+    total = len(report.fused) + len(misses)
+    raise FusionRequiredError(f"{len(misses)} of {total} QK-Norm attentions are not fused: {'; '.join(misses)}")
+
+
+def _require_known(*, target: str, provider: str) -> None:
+    if target not in TARGETS:
+        raise InputError(f"unknown target {target!r}; choose one of {', '.join(TARGETS)}")
+    if provider not in PROVIDERS:
+        raise InputError(f"unknown provider {provider!r}; choose one of {', '.join(PROVIDERS)}")
+
+
+def _prover():  # type: ignore[no-untyped-def]
+    from qknorm_onnx.proof import RegionProver
+
+    return RegionProver()
+
+
+def _with_targets(report: FusionReport, outcomes: tuple[LoweringOutcome, ...]) -> FusionReport:
+    by_name = {outcome.name: outcome for outcome in outcomes}
+
+    def with_target(fused: FusedAttention) -> FusedAttention:
+        outcome = by_name.get(fused.name)
+        if outcome is None:
+            return fused
+        note = "; ".join(part for part in (fused.note, outcome.note) if part)
+        return dataclasses.replace(fused, target=outcome.target, note=note)
+
+    return dataclasses.replace(report, fused=tuple(with_target(fused) for fused in report.fused))

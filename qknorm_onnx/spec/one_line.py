@@ -1,0 +1,60 @@
+"""A spec in one line for people, as `qknorm-onnx inspect` shows it."""
+
+from __future__ import annotations
+
+from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec
+
+
+def one_line(spec: QKNormSpec) -> str:
+    """For example `rms eps 1e-06, then rotary, 16:8 heads, scale 0.0884, causal, window 4096`."""
+    norm, rotary = _norm(spec.norm), _rotary(spec.rotary)
+    order = [rotary, norm] if spec.rotary.order == "before_norm" else [norm, rotary]
+    prepared = ", then ".join(part for part in order if part) or "q and k as they come"
+    return ", ".join([prepared, *_attention(spec.attention)])
+
+
+def _norm(norm: NormSpec) -> str:
+    if norm.q_kind == norm.k_kind == "none":
+        return ""
+    if norm.q_kind == norm.k_kind and norm.q_epsilon == norm.k_epsilon:
+        text = _one_norm(norm.q_kind, norm.q_epsilon)
+    else:
+        text = f"q {_one_norm(norm.q_kind, norm.q_epsilon)} and k {_one_norm(norm.k_kind, norm.k_epsilon)}"
+    if norm.epsilon_mode != "inside_sqrt":
+        text += f" ({norm.epsilon_mode.replace('_', ' ')})"
+    if norm.axis == "hidden":
+        text += " over all heads"
+    if norm.groups > 1:
+        text += f" in {norm.groups} groups"
+    return text
+
+
+def _one_norm(kind: str, epsilon: float) -> str:
+    return "un-normed" if kind == "none" else f"{kind} eps {epsilon:.3g}"
+
+
+def _rotary(rotary: RotarySpec) -> str:
+    if rotary.order == "none":
+        return ""
+    text = "interleaved rotary" if rotary.interleaved else "rotary"
+    if rotary.embedding_dim:
+        text += f" of values {rotary.offset} to {rotary.offset + rotary.embedding_dim - 1}"
+    if rotary.sections > 1:
+        text += f" in {rotary.sections} sections"
+    return text
+
+
+def _attention(attention: AttentionSpec) -> list[str]:
+    parts = [f"{attention.q_num_heads}:{attention.kv_num_heads} heads", f"scale {attention.scale:.4g}"]
+    if attention.logit_clamp:
+        parts.append(f"logits clamped to {attention.logit_clamp:.4g}")
+    if attention.softcap:
+        parts.append(f"soft cap {attention.softcap:.4g}")
+    if attention.is_causal:
+        parts.append("causal")
+    left, right = attention.left_window_size, attention.right_window_size
+    if attention.is_causal and left >= 0:
+        parts.append(f"window {left + 1}")
+    elif left >= 0 or right >= 0:
+        parts.append(f"window -{left if left >= 0 else '∞'} to +{right if right >= 0 else '∞'}")
+    return parts
