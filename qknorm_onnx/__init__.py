@@ -1,1 +1,86 @@
-"""Export PyTorch models with QK-Norm attention to ONNX, one node per attention, proven equal to PyTorch."""
+"""Export PyTorch models with QK-Norm attention to ONNX, one node per attention, proven equal to PyTorch.
+
+The public door. Everything is imported at first use: `import qknorm_onnx` needs neither torch nor onnxruntime.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qknorm_onnx.custom_ops import library_path
+    from qknorm_onnx.errors import FusionRequiredError, InputError, QKNormError
+    from qknorm_onnx.graph.report import Declined, FusedAttention, FusionReport, Refused
+    from qknorm_onnx.pipeline import Program, fuse
+    from qknorm_onnx.runtime.session import create_session
+    from qknorm_onnx.spec.canonical import canonical
+    from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
+    from qknorm_onnx.torch_export.exporter import export
+    from qknorm_onnx.torch_export.modules import QKNormAttention
+    from qknorm_onnx.torch_export.torch_op import translation_table
+    from qknorm_onnx.validation.validate import ParityReport, validate
+
+__all__ = [
+    "AttentionSpec",
+    "Declined",
+    "FusedAttention",
+    "FusionReport",
+    "FusionRequiredError",
+    "InputError",
+    "NormSpec",
+    "ParityReport",
+    "Program",
+    "QKNormAttention",
+    "QKNormError",
+    "QKNormRotarySpec",
+    "QKNormSpec",
+    "Refused",
+    "RotarySpec",
+    "SpecError",
+    "canonical",
+    "create_session",
+    "export",
+    "fuse",
+    "library_path",
+    "translation_table",
+    "validate",
+]
+
+__version__ = "0.1.0"
+
+_HOME_OF = {
+    "AttentionSpec": "spec.qk_norm_spec",
+    "Declined": "graph.report",
+    "FusedAttention": "graph.report",
+    "FusionReport": "graph.report",
+    "FusionRequiredError": "errors",
+    "InputError": "errors",
+    "NormSpec": "spec.qk_norm_spec",
+    "ParityReport": "validation.validate",
+    "Program": "pipeline",
+    "QKNormAttention": "torch_export.modules",
+    "QKNormError": "errors",
+    "QKNormRotarySpec": "spec.qk_norm_spec",
+    "QKNormSpec": "spec.qk_norm_spec",
+    "Refused": "graph.report",
+    "RotarySpec": "spec.qk_norm_spec",
+    "SpecError": "spec.qk_norm_spec",
+    "canonical": "spec.canonical",
+    "create_session": "runtime.session",
+    "export": "torch_export.exporter",
+    "fuse": "pipeline",
+    "library_path": "custom_ops",
+    "translation_table": "torch_export.torch_op",
+    "validate": "validation.validate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,77 @@
+"""ONNX Runtime sessions for fused models."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import onnx
+import onnx_ir as ir
+
+from qknorm_onnx.errors import InputError
+from qknorm_onnx.graph.model_file import EXTERNAL_DATA_THRESHOLD_BYTES, ModelSource, load_model, save_model, weight_bytes
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+
+class HasModel(Protocol):
+    """Anything that holds an onnx_ir model, as `qk.Program` does."""
+
+    @property
+    def model(self) -> ir.Model:
+        """The model."""
+        ...
+
+
+def create_session(
+    program_or_path: HasModel | ModelSource,
+    providers: Sequence[str | tuple[str, dict[str, Any]]] | None = None,
+    session_options: onnxruntime.SessionOptions | None = None,
+) -> onnxruntime.InferenceSession:
+    """An `onnxruntime.InferenceSession` of a program, a model or a file.
+
+    Args:
+        program_or_path: `qk.Program`, path, `onnx.ModelProto` or `onnx_ir.Model`.
+        providers: as onnxruntime takes them; None is the CPU.
+        session_options: the caller's own options.
+
+    Raises:
+        InputError: onnxruntime is missing, the file is no ONNX model, or a provider that was asked for is not there
+            (onnxruntime alone would silently fall back to the CPU).
+    """
+    ort = import_onnxruntime()
+    wanted = list(providers) if providers is not None else ["CPUExecutionProvider"]
+    _require_available(ort, wanted)
+    if isinstance(program_or_path, (str, os.PathLike)):
+        path = Path(program_or_path)
+        load_model(path)  # says in one line what is wrong with the file
+        return ort.InferenceSession(path, sess_options=session_options, providers=wanted)
+    model = load_model(program_or_path) if isinstance(program_or_path, (ir.Model, onnx.ModelProto)) else program_or_path.model
+    if weight_bytes(model) < EXTERNAL_DATA_THRESHOLD_BYTES:
+        serialized = ir.to_proto(model).SerializeToString()
+        return ort.InferenceSession(serialized, sess_options=session_options, providers=wanted)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        save_model(model, path)
+        return ort.InferenceSession(path, sess_options=session_options, providers=wanted)
+
+
+def import_onnxruntime() -> Any:
+    """The onnxruntime module; InputError says how to install it where it is missing."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise InputError("onnxruntime is not installed; run: pip install 'qknorm-onnx[cpu]' (or [gpu])") from error
+    return onnxruntime
+
+
+def _require_available(ort: Any, wanted: Sequence[Any]) -> None:
+    available = ort.get_available_providers()
+    for provider in wanted:
+        name = provider if isinstance(provider, str) else provider[0]
+        if name not in available:
+            raise InputError(f"this onnxruntime has no {name}; it has {', '.join(available)}")
