@@ -1,0 +1,64 @@
+"""A fusion report as a table for people and as plain data for machines."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from qknorm_onnx.graph.report import FusionReport
+from qknorm_onnx.spec.attributes import to_attributes
+from qknorm_onnx.spec.one_line import one_line
+
+
+def report_as_data(report: FusionReport) -> dict[str, Any]:
+    """The report as JSON-ready values; a spec is its ONNX attributes and its one line."""
+    fused = [
+        {
+            "name": item.name,
+            "target": item.target,
+            "spec": to_attributes(item.spec),
+            "spec_line": one_line(item.spec),
+            "source_nodes": list(item.source_nodes),
+            "note": item.note,
+        }
+        for item in report.fused
+    ]
+    return {
+        "fused": fused,
+        "declined": [dataclasses.asdict(item) for item in report.declined],
+        "refused": [dataclasses.asdict(item) for item in report.refused],
+        "plain": list(report.plain),
+        "notes": list(report.notes),
+    }
+
+
+def print_report(console: Console, report: FusionReport, *, fused_word: str = "fused") -> None:
+    """One row for each attention, then the counts and the notes."""
+    table = Table("attention", "state", "what it is, or why not", title="QK-Norm attention", title_justify="left")
+    for item in report.fused:
+        detail = one_line(item.spec) + (f"\n{item.note}" if item.note else "")
+        table.add_row(item.name, f"[green]{fused_word}[/] ({item.target})", detail)
+    for miss in report.declined:
+        hint = f"\n{miss.hint}" if miss.hint else ""
+        table.add_row(miss.name, "[yellow]declined[/]", f"{miss.reason}\nat {miss.node}{hint}")
+    for refusal in report.refused:
+        table.add_row(refusal.name, "[red]refused[/]", f"{refusal.reason} (largest difference {refusal.max_difference:.2g})")
+    for name in report.plain:
+        table.add_row(name, "plain", "queries and keys are not normalised")
+    if table.row_count:
+        console.print(table)
+    console.print(summary(report, fused_word=fused_word), highlight=False)
+    for note in report.notes:
+        console.print(f"note: {note}", highlight=False)
+
+
+def summary(report: FusionReport, *, fused_word: str = "fused") -> str:
+    """For example `fused 28 of 28 QK-Norm attentions`."""
+    total = len(report.fused) + len(report.declined) + len(report.refused)
+    if not total:
+        plain = f"; {len(report.plain)} attention(s) without it" if report.plain else ""
+        return f"no QK-Norm attention found{plain}"
+    return f"{fused_word} {len(report.fused)} of {total} QK-Norm attentions"

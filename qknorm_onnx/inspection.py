@@ -1,0 +1,32 @@
+"""What attention a model file has, without changing it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from qknorm_onnx.graph.model_file import ModelSource, load_model
+from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
+from qknorm_onnx.graph.passes.prepare import PreparePass
+from qknorm_onnx.graph.qk_norm_node import is_attention_node
+from qknorm_onnx.graph.report import FusionReport
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspection:
+    """`present`: attention that is one node already, declined, or plain; `recognised`: what `fuse` would make one node."""
+
+    present: FusionReport
+    recognised: FusionReport
+
+
+def inspect_model(source: ModelSource) -> Inspection:
+    """Recognise the attention of `source` (as `pipeline.fuse` takes it) without proving or writing anything."""
+    model = load_model(source)
+    one_node_already = {node.name for node in model.graph.all_nodes() if is_attention_node(node)}
+    PreparePass()(model)
+    fuse_pass = FuseQKNormPass(None)
+    fuse_pass(model)
+    report = fuse_pass.report
+    present = tuple(item for item in report.fused if item.name in one_node_already)
+    recognised = tuple(item for item in report.fused if item.name not in one_node_already)
+    return Inspection(dataclasses.replace(report, fused=present), FusionReport(fused=recognised))

@@ -1,0 +1,83 @@
+"""What this machine has for exporting, running and validating, and what to install for the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import platform
+from collections.abc import Iterator
+from typing import Literal
+
+State = Literal["ok", "missing", "note"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was looked at. `mend` says what to run where something is missing; `required`: nothing works without."""
+
+    name: str
+    state: State
+    detail: str
+    mend: str = ""
+    required: bool = False
+
+
+def examine() -> tuple[Finding, ...]:
+    """All findings, in the order of a user's work: the package, the exporter, the runtimes, the native library."""
+    return tuple(_findings())
+
+
+def _findings() -> Iterator[Finding]:
+    yield Finding(name="python", state="ok", detail=f"{platform.python_version()} on {platform.machine()}", required=True)
+    for package in ("numpy", "onnx", "onnx-ir", "onnxscript", "ml_dtypes"):
+        yield _package(package, "pip install --force-reinstall qknorm-onnx", required=True)
+    yield _package("torch", "to export modules: pip install 'qknorm-onnx[torch]'")
+    yield _package("transformers", "to export Hugging Face folders: pip install 'qknorm-onnx[hf]'")
+    yield from _onnxruntime()
+    yield _native_library()
+
+
+def _package(name: str, mend: str, *, required: bool = False) -> Finding:
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name=name, state="missing", detail="not installed", mend=mend, required=required)
+    return Finding(name=name, state="ok", detail=version, required=required)
+
+
+def _onnxruntime() -> Iterator[Finding]:
+    if importlib.util.find_spec("onnxruntime") is None:
+        yield Finding(
+            name="onnxruntime",
+            state="missing",
+            detail="not installed; rewrites are proven with ONNX's slower reference evaluator",
+            mend="to run models: pip install 'qknorm-onnx[cpu]' (or [gpu])",
+        )
+        return
+    import onnxruntime
+
+    providers = onnxruntime.get_available_providers()
+    yield Finding(name="onnxruntime", state="ok", detail=f"{onnxruntime.__version__} with {', '.join(providers)}")
+    if "CUDAExecutionProvider" not in providers:
+        yield Finding(
+            name="CUDA provider",
+            state="missing",
+            detail="this onnxruntime has no CUDAExecutionProvider",
+            mend="to run on an NVIDIA GPU: pip uninstall onnxruntime && pip install 'qknorm-onnx[gpu]'",
+        )
+
+
+def _native_library() -> Finding:
+    from qknorm_onnx import custom_ops
+
+    try:
+        path = custom_ops.library_path()
+    except FileNotFoundError as error:
+        return Finding(
+            name="native kernels",
+            state="note",
+            detail=f"{error}; fused models run through their function bodies",
+            mend="to build them: pip install . with a C++ compiler",
+        )
+    return Finding(name="native kernels", state="ok", detail=str(path))
