@@ -151,7 +151,7 @@ def _sizes(variant: Variant, *, batch: int, length: int, keys: int, values: int)
 
 
 def shape_in_numbers(shape: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """ "(B, S, R/2)" -> (2, 5, 4); "()" -> ()."""
+    """The sizes that a shape in letters stands for: `(B, S, R/2)` is (2, 5, 4), `()` is ()."""
     return tuple(sizes[letter.strip()] for letter in shape.strip("()").split(",") if letter.strip())
 
 
