@@ -1,15 +1,15 @@
 """Terms of index algebra: what one element of a tensor is, as a function of its index and of the graph's dimensions.
 
-A number is a `Linear` form over atoms (index variables, dimensions, elements read from tensors nobody can look into), a `Real`
-constant, or a `Select` between two numbers.  A truth value is built from comparisons of linear forms.  Every term is immutable and
-compares by meaning of its parts, so equal terms are equal for all shapes.
+A number is a `Linear` form over atoms (index variables, dimensions, elements read from tensors nobody can look into), a
+`Real` constant, or a `Select` between two numbers.  A truth value is built from comparisons of linear forms.  Every term is
+immutable and compares by meaning of its parts, so equal terms are equal for all shapes.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, Union
+from typing import Literal, TypeAlias
 
 import onnx_ir as ir
 
@@ -48,7 +48,7 @@ class Apply:
     nonnegative: bool = False
 
 
-Atom: TypeAlias = Union[Index, Dimension, Read, Apply]
+Atom: TypeAlias = Index | Dimension | Read | Apply
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,16 @@ class Linear:
         return next((factor for other, factor in self.terms if other == atom), 0)
 
     def __str__(self) -> str:
-        parts = sorted((_atom_text(atom), factor) for atom, factor in self.terms)
-        text = "".join(f" {'-' if factor < 0 else '+'} {'' if abs(factor) == 1 else f'{abs(factor)}*'}{name}" for name, factor in parts)
+        parts = [(factor, _atom_text(atom)) for atom, factor in self.terms]
+        text = "".join(_signed(factor, name) for factor, name in sorted(parts, key=lambda part: part[1]))
         if self.constant or not parts:
-            text += f" {'-' if self.constant < 0 else '+'} {abs(self.constant)}"
+            text += _signed(self.constant, "")
         return text[3:] if text.startswith(" + ") else "-" + text[3:]
+
+
+def _signed(factor: int, name: str) -> str:
+    amount = f"{abs(factor)}*{name}" if name and abs(factor) != 1 else name or str(abs(factor))
+    return f" {'-' if factor < 0 else '+'} {amount}"
 
 
 def _collect(left: Linear, right: Linear, sign: int) -> Linear:
@@ -183,13 +188,14 @@ class Either:
     operands: frozenset[Truth]
 
 
-Number: TypeAlias = Union[Linear, Real, Select]
-Truth: TypeAlias = Union[Known, AtLeastZero, IsZero, Flag, Not, Both, Either]
-Element: TypeAlias = Union[Number, Truth]
+Number: TypeAlias = Linear | Real | Select
+Truth: TypeAlias = Known | AtLeastZero | IsZero | Flag | Not | Both | Either
+Element: TypeAlias = Number | Truth
 Extents: TypeAlias = tuple[Linear, ...]
 
 TRUE = Known(True)
 FALSE = Known(False)
+ONE = Linear(1)
 NUMBERS = (Linear, Real, Select)
 
 

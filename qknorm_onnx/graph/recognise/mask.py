@@ -7,12 +7,13 @@ Use::
                               query_length=context.extent(query, -2), key_length=context.extent(key, -2))
     if fragment.recognised and fragment.alignment in ("upper_left", "both", "none"): ...
 
-`mask` is what meets the scores: a boolean tensor (True: this key is seen; input 4 of `Attention`), or a float tensor that is added to
-the scores.  For `Where(hidden, fill, scores)` pass the boolean `hidden` with `negated=True`.
+`mask` is what meets the scores: a boolean tensor (True: this key is seen; input 4 of `Attention`), or a float tensor that is
+added to the scores.  For `Where(hidden, fill, scores)` pass the boolean `hidden` with `negated=True` and `fill_value=fill`.
 
-The answer is always a `MaskFragment`: what is not recognised is in its `residual`, each term with a reason; a mask of which nothing is
-recognised comes back as one residual term, the mask itself.  What is recognised holds for every shape, not only for sizes tried.
-Dimension names that the graph declares (`batch`, `s70 + 1`) are taken at their word: equal names are equal sizes.
+The answer is always a `MaskFragment`: what is not recognised is in its `residual`, each term with a reason; a mask of which
+nothing is recognised comes back as one residual term, the mask itself.  What is recognised holds for every shape, not only
+for sizes tried. Dimension names that the graph declares (`batch`, `s70 + 1`) are taken at their word: equal names are equal
+sizes.
 
 The meaning of a fragment, for the query at index i, the key at index j and `p = i + query_offset`::
 
@@ -30,19 +31,22 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from qknorm_onnx.graph.recognise.index_algebra import proven_nonnegative
+from qknorm_onnx.graph.recognise.index_band import Alignment, Band, Finding, Place, fit_band
+from qknorm_onnx.graph.recognise.index_conjuncts import SMALLEST_FINITE, additive_parts, boolean_parts
+from qknorm_onnx.graph.recognise.index_expression import IndexReader
 from qknorm_onnx.graph.recognise.index_terms import Dimension, Linear, form_of
-
-Alignment = Literal["none", "both", "upper_left", "lower_right", "other"]
 
 
 @dataclass(frozen=True)
 class ResidualTerm:
     """One part of the mask that was not recognised and must stay in the graph.
 
-    `value` is an existing value of the graph; `axes` has one entry per axis of the mask: the axis of `value` that lies there, or None
-    where the term is the same all along.  When `broadcasts` is true the value can be used as it is, else transpose it so that its axes
-    ascend and unsqueeze the axes that are None.  `kind` "keep" is boolean, True (False when `negated`) where the key is visible;
-    `kind` "add" is a float that is added to the scores.  `fill_value` is what a "keep" term wrote over hidden scores, None if boolean.
+    `value` is an existing value of the graph; `axes` has one entry per axis of the mask: the axis of `value` that lies there,
+    or None where the term is the same all along.  When `broadcasts` is true the value can be used as it is, else transpose it
+    so that its axes ascend and unsqueeze the axes that are None.  `kind` "keep" is boolean, True (False when `negated`) where
+    the key is visible; `kind` "add" is a float that is added to the scores.  `fill_value` is what a "keep" term wrote over
+    hidden scores, None if boolean.
     """
 
     value: ir.Value
@@ -63,13 +67,15 @@ class ResidualTerm:
 class MaskFragment:
     """What a mask was recognised as; see the head of this module for the meaning of the fields.
 
-    `alignment` says which query offset the recognised part has: "upper_left" 0 (no cache, as PyTorch's `is_causal`), "lower_right"
-    `key_length - query_length` (queries are the last tokens: a cache of P tokens in front), "both" where the two lengths are equal,
-    "other" any other `query_offset` (a number that the graph reads elsewhere), "none" where nothing depends on positions.  `recognised` is false where the one residual term is the whole mask.  `reasons` has one
-    sentence for each residual term.
-    `query_length` and `key_length` are the sizes of the recognised mask: the caller that did not pass its own must compare them.
+    `alignment` says which query offset the recognised part has: "upper_left" 0 (no cache, as PyTorch's `is_causal`),
+    "lower_right" `key_length - query_length` (the queries are the last tokens: a cache of P tokens in front), "both" where
+    the two lengths are equal, "other" any other `query_offset` (a number that the graph reads elsewhere), "none" where
+    nothing depends on positions.  `query_length` and `key_length` are the sizes of the mask: a caller that did not pass its
+    own must compare them.
+    `fill_value`: what the recognised part writes over hidden scores, None where it is boolean.
     `rows_never_empty`: every query is proven to see a key, so that the fill value cannot show.  Where it is false, a fill of -inf
-    gives such a row zeros or NaN and the smallest finite number gives it the mean of all values.
+    gives a row that sees no key zeros or NaN, and the smallest finite number gives it the mean of all values.
+    `recognised` is false where the one residual term is the whole mask.  `reasons` has one sentence for each residual term.
     """
 
     is_causal: bool
@@ -92,17 +98,27 @@ class MaskFragment:
             return None
         if self.fill_value == float("-inf"):
             return "-inf"
-        return "finfo_min" if self.fill_value <= -65504.0 and self.fill_value != -1e9 else "large_negative"
+        return "finfo_min" if self.fill_value in SMALLEST_FINITE else "large_negative"
 
 
 class MaskContext:
-    """What is known of one graph's values; share one between all masks of a graph, so that each value is read once."""
+    """What is known of one graph's values; share one between all masks of a graph, so that each value is read once.
+
+    It stays valid while the graph is rewritten as long as a value that it has read keeps its meaning.
+    """
+
+    def __init__(self) -> None:
+        self.reader = IndexReader()
 
     def extent(self, value: ir.Value, axis: int) -> Linear:
-        """The size of `value` along `axis` (negative: from the end) as a form in the graph's dimensions."""
-        dims = value.shape.dims if value.shape is not None else ()
-        dim = dims[axis] if -len(dims) <= axis < len(dims) else None
-        return Linear(dim) if isinstance(dim, int) else form_of(Dimension(f"{value.name}[{axis}]", value, axis))
+        """The size of `value` along `axis` (negative: from the end) as a form in the graph's dimensions.
+
+        A size about which nothing is known is a dimension of its own, equal only to itself.
+        """
+        extents = self.reader.extents(value)
+        if extents is None or not -len(extents) <= axis < len(extents):
+            return form_of(Dimension(f"{value.name}.shape[{axis}]", value, axis))
+        return extents[axis]
 
 
 def recognise_mask(
@@ -110,6 +126,7 @@ def recognise_mask(
     *,
     context: MaskContext,
     negated: bool = False,
+    fill_value: float | None = None,
     query_axis: int = -2,
     key_axis: int = -1,
     query_length: Linear | None = None,
@@ -117,11 +134,99 @@ def recognise_mask(
 ) -> MaskFragment:
     """Read `mask` as causality, windows and a residual; see the head of this module.
 
-    `mask` is boolean or float with any rank >= 1 that broadcasts to (B, H, S, T); `negated`: True hides a key (boolean masks only).
-    `query_axis` and `key_axis` count from the end.  With `query_length` and `key_length`, the attention's own S and T, a mask is
-    recognised only where its sizes are proven to be those; without, the caller has to compare them with the fragment's.
+    `mask` is boolean or float with any rank that broadcasts to (B, H, S, T).  For boolean masks, `negated`: True hides a key, and
+    `fill_value`: what the caller's Where writes over hidden scores.  `query_axis` and `key_axis` count from the end.  With
+    `query_length` and `key_length`, the attention's own S and T, a mask is recognised only where its sizes are proven to be those
+    (a mask aligned to the lower right needs only S); without, the caller has to compare them with the fragment's.
     """
-    rank = len(mask.shape.dims) if mask.shape is not None else 2
-    term = ResidualTerm(mask, "keep" if mask.dtype == ir.DataType.BOOL else "add", negated, tuple(range(rank)), None, "not read")
-    query, key = query_length or context.extent(mask, query_axis), key_length or context.extent(mask, key_axis)
-    return MaskFragment(False, -1, -1, "none", Linear(), query, key, (term,), None, False, False, (term.reason,))
+    known = context.reader.read(mask)
+    if known is None or known.rank < max(-query_axis, -key_axis):
+        query, key = (context.extent(mask, axis) for axis in (query_axis, key_axis))
+        rank = known.rank if known is not None else 0
+        return _untouched(mask, rank, negated, fill_value, (query, key), ("the mask's shape shows no query and key axes",))
+    sizes = known.extents[query_axis], known.extents[key_axis]
+    place = Place(known.rank + query_axis, known.rank + key_axis, *sizes)
+    axes = tuple(range(known.rank))
+    if mask.dtype == ir.DataType.BOOL:
+        parts = list(boolean_parts(context.reader, mask, axes, negated=negated, fill=fill_value))
+    else:
+        parts = list(additive_parts(context.reader, mask, axes))
+    band = fit_band([Finding.of(context.reader, part, place) for part in parts], place)
+    wrong = _wrong_size(band, place, query_length, key_length)
+    if wrong is not None or not band.adopted:
+        reasons = tuple(dict.fromkeys(finding.reason for finding in band.kept)) if wrong is None else (wrong,)
+        return _untouched(mask, known.rank, negated, fill_value, sizes, reasons)
+    return _recognised(band, place)
+
+
+def _untouched(
+    mask: ir.Value,
+    rank: int,
+    negated: bool,
+    fill_value: float | None,
+    sizes: tuple[Linear, Linear],
+    reasons: tuple[str, ...],
+) -> MaskFragment:
+    kind: Literal["keep", "add"] = "keep" if mask.dtype == ir.DataType.BOOL else "add"
+    term = ResidualTerm(mask, kind, negated, tuple(range(rank)), fill_value, "; ".join(reasons))
+    return MaskFragment(
+        is_causal=False,
+        left_window_size=-1,
+        right_window_size=-1,
+        alignment="none",
+        query_offset=Linear(),
+        query_length=sizes[0],
+        key_length=sizes[1],
+        residual=(term,),
+        fill_value=None,
+        rows_never_empty=False,
+        recognised=False,
+        reasons=reasons,
+    )
+
+
+def _wrong_size(band: Band, place: Place, query_length: Linear | None, key_length: Linear | None) -> str | None:
+    """Why the mask's sizes cannot be the attention's; None where they are, or where no position matters."""
+    if band.alignment == "none":
+        return None
+    if query_length is not None and query_length != place.query_length:
+        return f"the mask has {place.query_length} rows and the attention {query_length} queries, not proven equal"
+    if key_length is not None and key_length != place.key_length and band.alignment != "lower_right":
+        return f"the mask has {place.key_length} columns and the attention {key_length} keys, not proven equal"
+    return None
+
+
+def _recognised(band: Band, place: Place) -> MaskFragment:
+    residual = tuple(
+        ResidualTerm(
+            value=finding.part.value,
+            kind="keep" if finding.part.boolean else "add",
+            negated=finding.part.negated,
+            axes=finding.part.axes,
+            fill_value=finding.part.fill,
+            reason=finding.reason,
+        )
+        for finding in band.kept
+    )
+    fills = [finding.part.fill for finding in band.adopted if finding.part.fill is not None]
+    return MaskFragment(
+        is_causal=band.is_causal,
+        left_window_size=band.left,
+        right_window_size=band.right,
+        alignment=band.alignment,
+        query_offset=band.offset,
+        query_length=place.query_length,
+        key_length=place.key_length,
+        residual=residual,
+        fill_value=max(fills) if fills else None,
+        rows_never_empty=not residual and _every_row_sees_a_key(band, place),
+        recognised=True,
+        reasons=tuple(term.reason for term in residual),
+    )
+
+
+def _every_row_sees_a_key(band: Band, place: Place) -> bool:
+    """Whether the band alone leaves each query a key: key 0, or the one at its own position."""
+    if band.alignment == "none" or (band.alignment == "upper_left" and band.left < 0):
+        return True
+    return band.alignment != "other" and proven_nonnegative(place.key_length - place.query_length, ())

@@ -1,0 +1,399 @@
+"""Rules for element-wise ops: arithmetic, comparison, logic and selection.
+
+A rule of element-wise ops is lifted over `Select`, so `(1 - cast(mask)) * fill` is a selection between 0 and fill again.
+Arithmetic stays symbolic in types that hold indices exactly (int32, int64, float32, float64); elsewhere only constants are
+computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from qknorm_onnx.graph.recognise.index_algebra import (
+    at_least_zero,
+    both,
+    either,
+    is_zero,
+    negate,
+    proven_nonnegative,
+    select,
+    settle,
+)
+from qknorm_onnx.graph.recognise.index_layout import Outcome, Rule
+from qknorm_onnx.graph.recognise.index_tensor import IndexTensor, broadcast, broadcast_extents, plain, tensor
+from qknorm_onnx.graph.recognise.index_terms import (
+    NUMBERS,
+    Apply,
+    Element,
+    Extents,
+    Known,
+    Linear,
+    Real,
+    Select,
+    constant,
+    form_of,
+)
+
+Binary: TypeAlias = Callable[[Linear | Real, Linear | Real, Extents], Element | None]
+DEEPEST_SELECTION = 4
+_EXACT = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE}
+_NARROW_FLOATS: dict[ir.DataType, type[np.floating]] = {ir.DataType.FLOAT: np.float32, ir.DataType.FLOAT16: np.float16}
+
+
+def _value(number: Linear | Real) -> float | None:
+    return number.value if isinstance(number, Real) else number.number
+
+
+def _folded(function: Callable[[float, float], float], left: Linear | Real, right: Linear | Real) -> Element | None:
+    """The constant that two constants give; None where one is not constant."""
+    first, second = _value(left), _value(right)
+    return constant(function(first, second)) if first is not None and second is not None else None
+
+
+def _add(left: Linear | Real, right: Linear | Real, _extents: Extents) -> Element | None:
+    if isinstance(left, Linear) and isinstance(right, Linear):
+        return left + right
+    return _folded(lambda a, b: a + b, left, right)
+
+
+def _subtract(left: Linear | Real, right: Linear | Real, _extents: Extents) -> Element | None:
+    if isinstance(left, Linear) and isinstance(right, Linear):
+        return left - right
+    return _folded(lambda a, b: a - b, left, right)
+
+
+def _multiply(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+    if isinstance(left, Linear) and isinstance(right, Linear):
+        if left.number is not None or right.number is not None:
+            return right.times(left.number) if left.number is not None else left.times(right.number or 0)
+        positive = proven_nonnegative(left, extents) and proven_nonnegative(right, extents)
+        first, second = sorted((left, right), key=str)
+        return form_of(Apply("product", (first, second), positive))
+    return _folded(lambda a, b: a * b, left, right)
+
+
+def _divided_exactly(left: Linear, divisor: int) -> Linear | None:
+    if divisor and left.constant % divisor == 0 and all(factor % divisor == 0 for _, factor in left.terms):
+        return Linear(left.constant // divisor, frozenset((atom, factor // divisor) for atom, factor in left.terms))
+    return None
+
+
+def _divide_integers(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+    """Integer division; towards zero and downwards are the same for the quotients that are kept."""
+    if not (isinstance(left, Linear) and isinstance(right, Linear)):
+        return None
+    exact = _divided_exactly(left, right.number) if right.number else None
+    if exact is not None:
+        return exact
+    if not (proven_nonnegative(left, extents) and proven_nonnegative(right, extents)) or right.number == 0:
+        return None
+    if left.number is not None and right.number is not None:
+        return Linear(left.number // right.number)
+    return form_of(Apply("quotient", (left, right), nonnegative=True))
+
+
+def _divide_reals(left: Linear | Real, right: Linear | Real, _extents: Extents) -> Element | None:
+    divisor = _value(right)
+    if isinstance(left, Linear) and isinstance(right, Linear) and right.number:
+        exact = _divided_exactly(left, right.number)
+        if exact is not None:
+            return exact
+    return _folded(lambda a, b: a / b, left, right) if divisor else None
+
+
+def _remainder(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+    if not (isinstance(left, Linear) and isinstance(right, Linear) and right.number and right.number > 0):
+        return None
+    if _divided_exactly(left, right.number) is not None:
+        return Linear()
+    if not proven_nonnegative(left, extents):
+        return None
+    if left.number is not None:
+        return Linear(left.number % right.number)
+    return form_of(Apply("remainder", (left, right), nonnegative=True))
+
+
+def _larger(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+    if isinstance(left, Linear) and isinstance(right, Linear):
+        if proven_nonnegative(left - right, extents):
+            return left
+        if proven_nonnegative(right - left, extents):
+            return right
+        positive = proven_nonnegative(left, extents) or proven_nonnegative(right, extents)
+        return form_of(Apply("maximum", (left, right), positive))
+    return _folded(max, left, right)
+
+
+def _smaller(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+    if isinstance(left, Linear) and isinstance(right, Linear):
+        if proven_nonnegative(left - right, extents):
+            return right
+        if proven_nonnegative(right - left, extents):
+            return left
+        positive = proven_nonnegative(left, extents) and proven_nonnegative(right, extents)
+        return form_of(Apply("minimum", (left, right), positive))
+    return _folded(min, left, right)
+
+
+def _not_less(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+    """`left >= right`; a bound that is no integer is rounded to the next one."""
+    if isinstance(left, Real) and isinstance(right, Real):
+        return Known(left.value >= right.value)
+    if isinstance(right, Real) and isinstance(left, Linear):
+        if not math.isfinite(right.value):
+            return Known(right.value == -math.inf)
+        right = Linear(math.ceil(right.value))
+    elif isinstance(left, Real):
+        if not math.isfinite(left.value):
+            return Known(left.value == math.inf)
+        left = Linear(math.floor(left.value))
+    assert isinstance(left, Linear) and isinstance(right, Linear)
+    form = left - right
+    return settle(at_least_zero(form), extents) if form.integral else None
+
+
+def _greater(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+    """`left > right` is not `right >= left`, but for NaN, which no index is."""
+    if any(isinstance(side, Real) and math.isnan(side.value) for side in (left, right)):
+        return Known(False)
+    found = _not_less(right, left, extents)
+    return negate(found) if found is not None and not isinstance(found, NUMBERS) else None
+
+
+def _equal(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+    if isinstance(left, Real) and isinstance(right, Real):
+        return Known(left.value == right.value)
+    if isinstance(left, Real) or isinstance(right, Real):
+        other = right if isinstance(left, Real) else left
+        return Known(False) if isinstance(other, Linear) and other.integral else None
+    form = left - right
+    return settle(is_zero(form), extents) if form.integral or not form.terms else None
+
+
+def _lifted(function: Binary, left: Element, right: Element, extents: Extents, depth: int = DEEPEST_SELECTION) -> Element | None:
+    """`function` applied inside selections."""
+    for number, other, swapped in ((left, right, False), (right, left, True)):
+        if isinstance(number, Select):
+            if not depth:
+                return None
+            pair = [
+                _lifted(function, *((other, part) if swapped else (part, other)), extents, depth - 1)
+                for part in (number.when_true, number.when_false)
+            ]
+            if pair[0] is None or pair[1] is None:
+                return None
+            return select(number.condition, pair[0], pair[1])
+    if not (isinstance(left, (Linear, Real)) and isinstance(right, (Linear, Real))):
+        return None
+    if any(isinstance(number, Linear) and not number.integral for number in (left, right)):
+        return None  # numbers read from float tensors may be NaN or infinite: not even x - x is known
+    return function(left, right, extents)
+
+
+def _finished(extents: Extents, element: Element | None, dtype: ir.DataType | None) -> Outcome:
+    """The tensor, with constants rounded to its type; sizes alone where the type cannot hold the term exactly."""
+    if element is None or not _holds(element, dtype):
+        return extents
+    return tensor(extents, _rounded(element, dtype), dtype)
+
+
+def _holds(element: Element, dtype: ir.DataType | None) -> bool:
+    if isinstance(element, Select):
+        return _holds(element.when_true, dtype) and _holds(element.when_false, dtype)
+    if isinstance(element, Linear) and element.terms:
+        return dtype in _EXACT and element.integral
+    return True
+
+
+def _rounded(element: Element, dtype: ir.DataType | None) -> Element:
+    if isinstance(element, Select):
+        chosen = select(element.condition, _rounded(element.when_true, dtype), _rounded(element.when_false, dtype))
+        return chosen if chosen is not None else element
+    narrow = _NARROW_FLOATS.get(dtype) if dtype is not None else None
+    if narrow is None or not isinstance(element, (Linear, Real)) or _value(element) is None:
+        return element
+    with np.errstate(over="ignore"):
+        return constant(float(narrow(_value(element))))
+
+
+def _elementwise(function: Binary, *, logical: bool = False) -> Rule:
+    """A rule for two or more inputs, folded from the left."""
+
+    def rule(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
+        joined = broadcast(sources)
+        if joined is None:
+            return _sizes(sources)
+        extents, elements = joined
+        dtype = sources[0].dtype if sources[0] is not None else None
+        element: Element | None = elements[0]
+        for other in elements[1:]:
+            element = _lifted(function, element, other, extents) if element is not None else None
+        return _finished(extents, element, ir.DataType.BOOL if logical else dtype)
+
+    return rule
+
+
+def _sizes(sources: Sequence[IndexTensor | None]) -> Extents | None:
+    if any(source is None for source in sources):
+        return None
+    return broadcast_extents([source.extents for source in sources if source is not None])
+
+
+def _divide(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
+    dtype = sources[0].dtype if sources[0] is not None else None
+    whole = dtype in (ir.DataType.INT32, ir.DataType.INT64)
+    return _elementwise(_divide_integers if whole else _divide_reals)(node, sources)
+
+
+def _modulo(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
+    return _elementwise(_remainder)(node, sources)
+
+
+def _equality(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
+    if all(source is not None and source.dtype == ir.DataType.BOOL for source in sources):
+        return _logic(lambda a, b: either(both(a, b), both(negate(a), negate(b))))(node, sources)  # type: ignore[arg-type]
+    return _elementwise(_equal, logical=True)(node, sources)
+
+
+def _logic(function: Callable[[Element, Element], Element]) -> Rule:
+    def rule(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
+        joined = broadcast(sources)
+        if joined is None:
+            return _sizes(sources)
+        extents, (left, right) = joined
+        if isinstance(left, NUMBERS) or isinstance(right, NUMBERS):
+            return extents
+        return tensor(extents, function(left, right), ir.DataType.BOOL)
+
+    return rule
+
+
+def _unary(function: Callable[[Linear | Real, Extents], Element | None], *, logical: bool = False) -> Rule:
+    return _elementwise_one(lambda number, _zero, extents: function(number, extents), logical=logical)
+
+
+def _elementwise_one(function: Binary, *, logical: bool) -> Rule:
+    def rule(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
+        flat = plain(sources[0]) if sources[0] is not None else None
+        if flat is None or flat.element is None:
+            return sources[0].extents if sources[0] is not None else None
+        element = _lifted(function, flat.element, Linear(), flat.extents)
+        return _finished(flat.extents, element, ir.DataType.BOOL if logical else flat.dtype)
+
+    return rule
+
+
+def _absolute(number: Linear | Real, extents: Extents) -> Element | None:
+    if isinstance(number, Real):
+        return Real(abs(number.value))
+    if proven_nonnegative(number, extents):
+        return number
+    return -number if proven_nonnegative(-number, extents) else form_of(Apply("absolute", (number,), nonnegative=True))
+
+
+def _sign(number: Linear | Real, extents: Extents) -> Element | None:
+    if isinstance(number, Real) or not number.integral:
+        return None
+    zero, positive = settle(is_zero(number), extents), settle(at_least_zero(number), extents)
+    beyond = select(positive, Linear(1), Linear(-1))
+    return select(zero, Linear(), beyond) if beyond is not None else None
+
+
+def _not(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
+    source = sources[0]
+    if source is None or source.element is None or isinstance(source.element, NUMBERS):
+        return source.extents if source is not None else None
+    return tensor(source.extents, negate(source.element), ir.DataType.BOOL)
+
+
+def _where(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
+    joined = broadcast(sources)
+    if joined is None:
+        return _sizes(sources)
+    extents, (condition, when_true, when_false) = joined
+    if isinstance(condition, NUMBERS):
+        return extents
+    dtype = sources[1].dtype if sources[1] is not None else None
+    return _finished(extents, select(condition, when_true, when_false), dtype)
+
+
+def _cast(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
+    source = sources[0]
+    target = ir.DataType(node.attributes.get_int("to", 0))
+    flat = plain(source) if source is not None else None
+    if flat is None or flat.element is None:
+        return source.extents if source is not None else None
+    element: Element | None = flat.element
+    if target == ir.DataType.BOOL:
+        if isinstance(element, NUMBERS):
+            same = _lifted(_equal, element, Linear(), flat.extents)
+            element = negate(same) if same is not None and not isinstance(same, NUMBERS) else None
+    elif not isinstance(element, NUMBERS):
+        element = select(element, Linear(1), Linear(0)) if element is not None else None
+    elif not _castable(element, target):
+        element = None
+    return _finished(flat.extents, element, target)
+
+
+def _castable(element: Element, target: ir.DataType) -> bool:
+    """Whether a cast keeps the term.
+
+    Indices survive in the exact types; fractions, infinities and large numbers in floats (bfloat16: infinities only); small
+    integers anywhere.
+    """
+    if isinstance(element, Select):
+        return _castable(element.when_true, target) and _castable(element.when_false, target)
+    if isinstance(element, Real):
+        wide = target in _NARROW_FLOATS or target == ir.DataType.DOUBLE
+        return wide or (target == ir.DataType.BFLOAT16 and math.isinf(element.value))
+    if target in _EXACT:
+        return True
+    return isinstance(element, Linear) and element.number is not None and 0 <= element.number < 128
+
+
+def _is_nan(number: Linear | Real, _extents: Extents) -> Element | None:
+    if isinstance(number, Real):
+        return Known(math.isnan(number.value))
+    return Known(False) if number.integral else None
+
+
+def _rounding(number: Linear | Real, _extents: Extents) -> Element | None:
+    return number if isinstance(number, Linear) and number.integral else None
+
+
+def _negated(number: Linear | Real, _extents: Extents) -> Element | None:
+    return -number if isinstance(number, Linear) else Real(-number.value)
+
+
+ARITHMETIC: dict[str, Rule] = {
+    "Add": _elementwise(_add),
+    "Sub": _elementwise(_subtract),
+    "Mul": _elementwise(_multiply),
+    "Div": _divide,
+    "Mod": _modulo,
+    "Max": _elementwise(_larger),
+    "Min": _elementwise(_smaller),
+    "Neg": _unary(_negated),
+    "Abs": _unary(_absolute),
+    "Sign": _unary(_sign),
+    "Floor": _unary(_rounding),
+    "Ceil": _unary(_rounding),
+    "Round": _unary(_rounding),
+    "IsNaN": _unary(_is_nan, logical=True),
+    "GreaterOrEqual": _elementwise(_not_less, logical=True),
+    "Greater": _elementwise(_greater, logical=True),
+    "LessOrEqual": _elementwise(lambda a, b, e: _not_less(b, a, e), logical=True),
+    "Less": _elementwise(lambda a, b, e: _greater(b, a, e), logical=True),
+    "Equal": _equality,
+    "And": _logic(both),  # type: ignore[arg-type]
+    "Or": _logic(either),  # type: ignore[arg-type]
+    "Xor": _logic(lambda a, b: either(both(a, negate(b)), both(negate(a), b))),  # type: ignore[arg-type]
+    "Not": _not,
+    "Where": _where,
+    "Cast": _cast,
+}
