@@ -1,0 +1,78 @@
+// Both operators for one instruction set: compiled once for each, with QKNORM_ISA as the namespace.
+#include "kernels/cpu/isa/prefill.h"
+
+#define QKNORM_TEXT_OF(name) #name
+#define QKNORM_TEXT(name) QKNORM_TEXT_OF(name)
+
+namespace qknorm {
+namespace QKNORM_ISA {
+namespace {
+
+// Copies the valid past into present buffers that are not the past buffers themselves.
+void copy_past(const AttentionProblem& p, Runtime& runtime, const void* past, void* present, int64_t row_size) {
+  if (past == nullptr || present == nullptr || past == present || p.past_rows == 0) return;
+  const int64_t past_bytes = p.past_rows * row_size * storage_size(p.dtype);
+  const int64_t present_bytes = p.total_rows * row_size * storage_size(p.dtype);
+  parallel(runtime, p.batch * p.kv_heads, [&](int64_t pair) {
+    __builtin_memcpy(static_cast<char*>(present) + pair * present_bytes,
+                     static_cast<const char*>(past) + pair * past_bytes, static_cast<size_t>(past_bytes));
+  });
+}
+
+// There are keys but no query, or the other way round: outputs are zero, present buffers still want the new entries.
+template <class C>
+void attend(const AttentionProblem& p, Runtime& runtime) {
+  const Preparation<C> queries(p.query, runtime);
+  const Preparation<C> keys(p.key, runtime);
+  if (runtime.failed()) return;
+  copy_past(p, runtime, p.past_key, p.present_key, p.head_size);
+  copy_past(p, runtime, p.past_value, p.present_value, p.value_size);
+  Prefill<C>(p, runtime, queries, keys).run();
+}
+
+void attention(const AttentionProblem& problem, Runtime& runtime) {
+  if (problem.batch == 0 || (problem.num_queries == 0 && problem.num_new_keys == 0 && problem.past_rows == 0)) return;
+  if (problem.in_double) {
+    attend<double>(problem, runtime);
+  } else {
+    attend<float>(problem, runtime);
+  }
+}
+
+template <class C>
+void prepare_all(const RotaryProblem& problem, Runtime& runtime) {
+  const Preparation<C> preparation(problem.preparation, runtime);
+  if (runtime.failed()) return;
+  const PreparationPlan& plan = problem.preparation;
+  const int64_t tokens = plan.batch * plan.length;
+  constexpr int64_t kTokensPerTask = 8;
+  parallel(runtime, ceil_div(tokens, kTokensPerTask), [&](int64_t task) {
+    Borrowed<C> row(runtime, plan.head_size + preparation.scratch_size());
+    if (row.data() == nullptr) return;
+    const int64_t end = smaller((task + 1) * kTokensPerTask, tokens);
+    for (int64_t token = task * kTokensPerTask; token < end; ++token) {
+      for (int64_t head = 0; head < plan.num_heads; ++head) {
+        preparation.prepare(token / plan.length, head, token % plan.length, C(1), row.data() + plan.head_size,
+                            row.data());
+        write_row(plan.dtype, row.data(), plan.head_size,
+                  element(problem.y, plan.dtype, (token * plan.num_heads + head) * plan.head_size));
+      }
+    }
+  });
+}
+
+void rotary(const RotaryProblem& problem, Runtime& runtime) {
+  if (problem.in_double) {
+    prepare_all<double>(problem, runtime);
+  } else {
+    prepare_all<float>(problem, runtime);
+  }
+}
+
+}  // namespace
+
+extern const KernelTable kKernels;
+const KernelTable kKernels = {QKNORM_TEXT(QKNORM_ISA), attention, rotary};
+
+}  // namespace QKNORM_ISA
+}  // namespace qknorm

@@ -1,0 +1,148 @@
+// Norm statistics of a row and their application. Statistics are taken in C (float32 or float64) in two passes; a row
+// whose squares leave C's range is done again in float64 with the largest value divided out.
+#pragma once
+
+#include "kernels/cpu/isa/storage.h"
+#include "kernels/cpu/problem.h"
+
+namespace qknorm {
+namespace QKNORM_ISA {
+
+struct NormStatistics {
+  double mean;
+  double factor;  // 1 / denominator
+};
+
+// Sum of x - shift.
+template <class C>
+QKNORM_INLINE C sum_of(const C* x, int64_t count, C shift) {
+  Vector<C> sums = {};
+  const Vector<C> shifts = broadcast(shift);
+  C tail = 0;
+  int64_t i = 0;
+  for (; i + kLanes<C> <= count; i += kLanes<C>) sums += load(x + i) - shifts;
+  for (; i < count; ++i) tail += x[i] - shift;
+  return sum_lanes<C>(sums) + tail;
+}
+
+// The mean, corrected once: that of a constant row is exactly its value.
+template <class C>
+QKNORM_INLINE C mean_of(const C* x, int64_t count) {
+  const C rough = sum_of(x, count, C(0)) / static_cast<C>(count);
+  return rough + sum_of(x, count, rough) / static_cast<C>(count);
+}
+
+// Sum of (x - mean)^2.
+template <class C>
+QKNORM_INLINE C sum_of_squares(const C* x, int64_t count, C mean) {
+  Vector<C> sums = {};
+  const Vector<C> means = broadcast(mean);
+  C tail = 0;
+  int64_t i = 0;
+  for (; i + kLanes<C> <= count; i += kLanes<C>) {
+    const Vector<C> centred = load(x + i) - means;
+    sums += centred * centred;
+  }
+  for (; i < count; ++i) tail += (x[i] - mean) * (x[i] - mean);
+  return sum_lanes<C>(sums) + tail;
+}
+
+// A root of a sum of squares (l2) or mean of squares, from parts that neither overflow nor vanish.
+template <class C>
+double careful_size(const C* x, int64_t count, double mean, bool as_sum) {
+  double largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const double magnitude = __builtin_fabs(static_cast<double>(x[i]) - mean);
+    if (!(magnitude <= largest)) largest = magnitude;  // a NaN is kept
+  }
+  if (!(largest > 0)) return largest;
+  double total = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const double part = (static_cast<double>(x[i]) - mean) / largest;
+    total += part * part;
+  }
+  return largest * __builtin_sqrt(as_sum ? total : total / static_cast<double>(count));
+}
+
+// x over max(size, TINY) of the reference: a row of zeros stays zero where epsilon is 0.
+QKNORM_INLINE double norm_factor(double size, double epsilon, spec::EpsilonMode mode) {
+  constexpr double tiny = 2.2250738585072014e-308;
+  double denominator = size;
+  switch (mode) {
+    case spec::EpsilonMode::kInsideSqrt:
+      denominator = epsilon > 0 ? __builtin_hypot(size, __builtin_sqrt(epsilon)) : size;
+      break;
+    case spec::EpsilonMode::kClamp:
+      denominator = size < epsilon ? epsilon : size;
+      break;
+    case spec::EpsilonMode::kOutsideSqrt:
+      denominator = size + epsilon;
+      break;
+  }
+  return 1.0 / (denominator < tiny ? tiny : denominator);
+}
+
+template <class C>
+NormStatistics statistics_of_sums(const PreparationPlan& plan, const C* x, int64_t count, double mean, C squares) {
+  const bool as_sum = plan.kind == spec::NormKind::kL2;
+  constexpr double low = sizeof(C) == 4 ? 1e-28 : 1e-280;
+  constexpr double high = sizeof(C) == 4 ? 1e36 : 1e300;
+  const double total = static_cast<double>(squares);
+  if (!(total > low && total < high)) {
+    return {mean, norm_factor(careful_size(x, count, mean, as_sum), plan.epsilon, plan.epsilon_mode)};
+  }
+  const double square = as_sum ? total : total / static_cast<double>(count);
+  if (plan.epsilon_mode == spec::EpsilonMode::kInsideSqrt) return {mean, 1.0 / __builtin_sqrt(square + plan.epsilon)};
+  return {mean, norm_factor(__builtin_sqrt(square), plan.epsilon, plan.epsilon_mode)};
+}
+
+template <class C>
+QKNORM_INLINE NormStatistics norm_statistics(const PreparationPlan& plan, const C* x, int64_t count) {
+  C mean = 0;
+  if (plan.kind == spec::NormKind::kLayer) mean = mean_of(x, count);
+  return statistics_of_sums(plan, x, count, static_cast<double>(mean), sum_of_squares(x, count, mean));
+}
+
+// x = (x - mean) * factor.
+template <class C>
+QKNORM_INLINE void apply_statistics(const NormStatistics& statistics, C* x, int64_t count) {
+  constexpr double limit = sizeof(C) == 4 ? 1e36 : 1.7e308;
+  const C mean = static_cast<C>(statistics.mean);
+  if (!(statistics.factor < limit)) {
+    for (int64_t i = 0; i < count; ++i) {
+      x[i] = static_cast<C>(static_cast<double>(x[i] - mean) * statistics.factor);
+    }
+    return;
+  }
+  const C factor = static_cast<C>(statistics.factor);
+  const Vector<C> means = broadcast(mean);
+  const Vector<C> factors = broadcast(factor);
+  int64_t i = 0;
+  for (; i + kLanes<C> <= count; i += kLanes<C>) store(x + i, (load(x + i) - means) * factors);
+  for (; i < count; ++i) x[i] = (x[i] - mean) * factor;
+}
+
+template <class C>
+QKNORM_INLINE void multiply_row(C* x, const C* by, int64_t count) {
+  int64_t i = 0;
+  for (; i + kLanes<C> <= count; i += kLanes<C>) store(x + i, load(x + i) * load(by + i));
+  for (; i < count; ++i) x[i] *= by[i];
+}
+
+template <class C>
+QKNORM_INLINE void add_row(C* x, const C* other, int64_t count) {
+  int64_t i = 0;
+  for (; i + kLanes<C> <= count; i += kLanes<C>) store(x + i, load(x + i) + load(other + i));
+  for (; i < count; ++i) x[i] += other[i];
+}
+
+template <class C>
+QKNORM_INLINE void multiply_row(C* x, C by, int64_t count) {
+  const Vector<C> factor = broadcast(by);
+  int64_t i = 0;
+  for (; i + kLanes<C> <= count; i += kLanes<C>) store(x + i, load(x + i) * factor);
+  for (; i < count; ++i) x[i] *= by;
+}
+
+}  // namespace QKNORM_ISA
+}  // namespace qknorm
