@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
     from qknorm_onnx.torch_export.exporter import export
     from qknorm_onnx.torch_export.modules import QKNormAttention
-    from qknorm_onnx.torch_export.torch_op import translation_table
+    from qknorm_onnx.torch_export.translation import translation_table
     from qknorm_onnx.validation.validate import ParityReport, validate
 
 __all__ = [
@@ -71,7 +71,7 @@ _HOME_OF = {
     "export": "torch_export.exporter",
     "fuse": "pipeline",
     "library_path": "custom_ops",
-    "translation_table": "torch_export.torch_op",
+    "translation_table": "torch_export.translation",
     "validate": "validation.validate",
 }
 
