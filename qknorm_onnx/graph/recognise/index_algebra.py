@@ -180,7 +180,7 @@ def proven_nonnegative(form: Linear, extents: Extents) -> bool:
     """Whether `form >= 0` for every index inside `extents` and all sizes; False means not proven.
 
     An index with a negative factor is largest at its extent less one, one with a positive factor is smallest at 0; dimensions
-    are >= 0, and nothing is known of numbers read from tensors.
+    have their least size, and nothing is known of numbers read from tensors.
     """
     lowest = Linear(form.constant)
     for atom, factor in form.terms:
@@ -191,11 +191,16 @@ def proven_nonnegative(form: Linear, extents: Extents) -> bool:
                 lowest = lowest + extents[atom.axis].plus(-1).times(factor)
         else:
             lowest = lowest + form_of(atom).times(factor)
-    return lowest.constant >= 0 and all(factor > 0 and _is_nonnegative(atom) for atom, factor in lowest.terms)
+    if not all(factor > 0 and _least(atom) is not None for atom, factor in lowest.terms):
+        return False
+    return lowest.constant + sum(factor * (_least(atom) or 0) for atom, factor in lowest.terms) >= 0
 
 
-def _is_nonnegative(atom: Atom) -> bool:
-    return isinstance(atom, Dimension) or (isinstance(atom, Apply) and atom.nonnegative)
+def _least(atom: Atom) -> int | None:
+    """The smallest value of an atom, None where it has none."""
+    if isinstance(atom, Dimension):
+        return atom.least
+    return 0 if isinstance(atom, Apply) and atom.nonnegative else None
 
 
 def settle(truth: Truth, extents: Extents) -> Truth:

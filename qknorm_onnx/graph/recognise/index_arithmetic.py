@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
-import numpy as np
 import onnx_ir as ir
 
 from qknorm_onnx.graph.recognise.index_algebra import (
@@ -25,6 +23,7 @@ from qknorm_onnx.graph.recognise.index_algebra import (
     settle,
 )
 from qknorm_onnx.graph.recognise.index_layout import Outcome, Rule
+from qknorm_onnx.graph.recognise.index_numbers import Binary, cast, cast_like, equal, finished, lifted, value
 from qknorm_onnx.graph.recognise.index_tensor import IndexTensor, broadcast, broadcast_extents, plain, tensor
 from qknorm_onnx.graph.recognise.index_terms import (
     NUMBERS,
@@ -34,40 +33,33 @@ from qknorm_onnx.graph.recognise.index_terms import (
     Known,
     Linear,
     Real,
-    Select,
     constant,
     form_of,
 )
 
-Binary: TypeAlias = Callable[[Linear | Real, Linear | Real, Extents], Element | None]
-DEEPEST_SELECTION = 4
-_EXACT = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE}
-_NARROW_FLOATS: dict[ir.DataType, type[np.floating]] = {ir.DataType.FLOAT: np.float32, ir.DataType.FLOAT16: np.float16}
-
-
-def _value(number: Linear | Real) -> float | None:
-    return number.value if isinstance(number, Real) else number.number
-
 
 def _folded(function: Callable[[float, float], float], left: Linear | Real, right: Linear | Real) -> Element | None:
     """The constant that two constants give; None where one is not constant."""
-    first, second = _value(left), _value(right)
+    first, second = value(left), value(right)
     return constant(function(first, second)) if first is not None and second is not None else None
 
 
-def _add(left: Linear | Real, right: Linear | Real, _extents: Extents) -> Element | None:
+def add(left: Linear | Real, right: Linear | Real, _extents: Extents) -> Element | None:
+    """The sum."""
     if isinstance(left, Linear) and isinstance(right, Linear):
         return left + right
     return _folded(lambda a, b: a + b, left, right)
 
 
-def _subtract(left: Linear | Real, right: Linear | Real, _extents: Extents) -> Element | None:
+def subtract(left: Linear | Real, right: Linear | Real, _extents: Extents) -> Element | None:
+    """The difference."""
     if isinstance(left, Linear) and isinstance(right, Linear):
         return left - right
     return _folded(lambda a, b: a - b, left, right)
 
 
-def _multiply(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+def multiply(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+    """The product."""
     if isinstance(left, Linear) and isinstance(right, Linear):
         if left.number is not None or right.number is not None:
             return right.times(left.number) if left.number is not None else left.times(right.number or 0)
@@ -83,7 +75,7 @@ def _divided_exactly(left: Linear, divisor: int) -> Linear | None:
     return None
 
 
-def _divide_integers(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+def divide_integers(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
     """Integer division; towards zero and downwards are the same for the quotients that are kept."""
     if not (isinstance(left, Linear) and isinstance(right, Linear)):
         return None
@@ -98,7 +90,7 @@ def _divide_integers(left: Linear | Real, right: Linear | Real, extents: Extents
 
 
 def _divide_reals(left: Linear | Real, right: Linear | Real, _extents: Extents) -> Element | None:
-    divisor = _value(right)
+    divisor = value(right)
     if isinstance(left, Linear) and isinstance(right, Linear) and right.number:
         exact = _divided_exactly(left, right.number)
         if exact is not None:
@@ -165,62 +157,6 @@ def _greater(left: Linear | Real, right: Linear | Real, extents: Extents) -> Ele
     return negate(found) if found is not None and not isinstance(found, NUMBERS) else None
 
 
-def _equal(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
-    if isinstance(left, Real) and isinstance(right, Real):
-        return Known(left.value == right.value)
-    if isinstance(left, Real) or isinstance(right, Real):
-        other = right if isinstance(left, Real) else left
-        return Known(False) if isinstance(other, Linear) and other.integral else None
-    form = left - right
-    return settle(is_zero(form), extents) if form.integral or not form.terms else None
-
-
-def _lifted(function: Binary, left: Element, right: Element, extents: Extents, depth: int = DEEPEST_SELECTION) -> Element | None:
-    """`function` applied inside selections."""
-    for number, other, swapped in ((left, right, False), (right, left, True)):
-        if isinstance(number, Select):
-            if not depth:
-                return None
-            pair = [
-                _lifted(function, *((other, part) if swapped else (part, other)), extents, depth - 1)
-                for part in (number.when_true, number.when_false)
-            ]
-            if pair[0] is None or pair[1] is None:
-                return None
-            return select(number.condition, pair[0], pair[1])
-    if not (isinstance(left, (Linear, Real)) and isinstance(right, (Linear, Real))):
-        return None
-    if any(isinstance(number, Linear) and not number.integral for number in (left, right)):
-        return None  # numbers read from float tensors may be NaN or infinite: not even x - x is known
-    return function(left, right, extents)
-
-
-def _finished(extents: Extents, element: Element | None, dtype: ir.DataType | None) -> Outcome:
-    """The tensor, with constants rounded to its type; sizes alone where the type cannot hold the term exactly."""
-    if element is None or not _holds(element, dtype):
-        return extents
-    return tensor(extents, _rounded(element, dtype), dtype)
-
-
-def _holds(element: Element, dtype: ir.DataType | None) -> bool:
-    if isinstance(element, Select):
-        return _holds(element.when_true, dtype) and _holds(element.when_false, dtype)
-    if isinstance(element, Linear) and element.terms:
-        return dtype in _EXACT and element.integral
-    return True
-
-
-def _rounded(element: Element, dtype: ir.DataType | None) -> Element:
-    if isinstance(element, Select):
-        chosen = select(element.condition, _rounded(element.when_true, dtype), _rounded(element.when_false, dtype))
-        return chosen if chosen is not None else element
-    narrow = _NARROW_FLOATS.get(dtype) if dtype is not None else None
-    if narrow is None or not isinstance(element, (Linear, Real)) or _value(element) is None:
-        return element
-    with np.errstate(over="ignore"):
-        return constant(float(narrow(_value(element))))
-
-
 def _elementwise(function: Binary, *, logical: bool = False) -> Rule:
     """A rule for two or more inputs, folded from the left."""
 
@@ -232,8 +168,8 @@ def _elementwise(function: Binary, *, logical: bool = False) -> Rule:
         dtype = sources[0].dtype if sources[0] is not None else None
         element: Element | None = elements[0]
         for other in elements[1:]:
-            element = _lifted(function, element, other, extents) if element is not None else None
-        return _finished(extents, element, ir.DataType.BOOL if logical else dtype)
+            element = lifted(function, element, other, extents) if element is not None else None
+        return finished(extents, element, ir.DataType.BOOL if logical else dtype)
 
     return rule
 
@@ -247,7 +183,7 @@ def _sizes(sources: Sequence[IndexTensor | None]) -> Extents | None:
 def _divide(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
     dtype = sources[0].dtype if sources[0] is not None else None
     whole = dtype in (ir.DataType.INT32, ir.DataType.INT64)
-    return _elementwise(_divide_integers if whole else _divide_reals)(node, sources)
+    return _elementwise(divide_integers if whole else _divide_reals)(node, sources)
 
 
 def _modulo(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
@@ -257,7 +193,7 @@ def _modulo(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
 def _equality(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
     if all(source is not None and source.dtype == ir.DataType.BOOL for source in sources):
         return _logic(lambda a, b: either(both(a, b), both(negate(a), negate(b))))(node, sources)  # type: ignore[arg-type]
-    return _elementwise(_equal, logical=True)(node, sources)
+    return _elementwise(equal, logical=True)(node, sources)
 
 
 def _logic(function: Callable[[Element, Element], Element]) -> Rule:
@@ -282,8 +218,8 @@ def _elementwise_one(function: Binary, *, logical: bool) -> Rule:
         flat = plain(sources[0]) if sources[0] is not None else None
         if flat is None or flat.element is None:
             return sources[0].extents if sources[0] is not None else None
-        element = _lifted(function, flat.element, Linear(), flat.extents)
-        return _finished(flat.extents, element, ir.DataType.BOOL if logical else flat.dtype)
+        element = lifted(function, flat.element, Linear(), flat.extents)
+        return finished(flat.extents, element, ir.DataType.BOOL if logical else flat.dtype)
 
     return rule
 
@@ -319,41 +255,7 @@ def _where(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
     if isinstance(condition, NUMBERS):
         return extents
     dtype = sources[1].dtype if sources[1] is not None else None
-    return _finished(extents, select(condition, when_true, when_false), dtype)
-
-
-def _cast(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
-    source = sources[0]
-    target = ir.DataType(node.attributes.get_int("to", 0))
-    flat = plain(source) if source is not None else None
-    if flat is None or flat.element is None:
-        return source.extents if source is not None else None
-    element: Element | None = flat.element
-    if target == ir.DataType.BOOL:
-        if isinstance(element, NUMBERS):
-            same = _lifted(_equal, element, Linear(), flat.extents)
-            element = negate(same) if same is not None and not isinstance(same, NUMBERS) else None
-    elif not isinstance(element, NUMBERS):
-        element = select(element, Linear(1), Linear(0)) if element is not None else None
-    elif not _castable(element, target):
-        element = None
-    return _finished(flat.extents, element, target)
-
-
-def _castable(element: Element, target: ir.DataType) -> bool:
-    """Whether a cast keeps the term.
-
-    Indices survive in the exact types; fractions, infinities and large numbers in floats (bfloat16: infinities only); small
-    integers anywhere.
-    """
-    if isinstance(element, Select):
-        return _castable(element.when_true, target) and _castable(element.when_false, target)
-    if isinstance(element, Real):
-        wide = target in _NARROW_FLOATS or target == ir.DataType.DOUBLE
-        return wide or (target == ir.DataType.BFLOAT16 and math.isinf(element.value))
-    if target in _EXACT:
-        return True
-    return isinstance(element, Linear) and element.number is not None and 0 <= element.number < 128
+    return finished(extents, select(condition, when_true, when_false), dtype)
 
 
 def _is_nan(number: Linear | Real, _extents: Extents) -> Element | None:
@@ -371,9 +273,9 @@ def _negated(number: Linear | Real, _extents: Extents) -> Element | None:
 
 
 ARITHMETIC: dict[str, Rule] = {
-    "Add": _elementwise(_add),
-    "Sub": _elementwise(_subtract),
-    "Mul": _elementwise(_multiply),
+    "Add": _elementwise(add),
+    "Sub": _elementwise(subtract),
+    "Mul": _elementwise(multiply),
     "Div": _divide,
     "Mod": _modulo,
     "Max": _elementwise(_larger),
@@ -395,5 +297,6 @@ ARITHMETIC: dict[str, Rule] = {
     "Xor": _logic(lambda a, b: either(both(a, negate(b)), both(negate(a), b))),  # type: ignore[arg-type]
     "Not": _not,
     "Where": _where,
-    "Cast": _cast,
+    "Cast": cast,
+    "CastLike": cast_like,
 }

@@ -7,26 +7,33 @@ at the same index.  So a wrong conclusion is impossible from an unknown op; the 
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
+from dataclasses import replace
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.recognise.index_arithmetic import ARITHMETIC
+from qknorm_onnx.graph.recognise.index_arithmetic import ARITHMETIC, add, divide_integers, multiply, subtract
 from qknorm_onnx.graph.recognise.index_gather import GATHERS
 from qknorm_onnx.graph.recognise.index_layout import LAYOUTS
 from qknorm_onnx.graph.recognise.index_sizes import SIZES
 from qknorm_onnx.graph.recognise.index_tensor import LARGEST_TABLE, IndexTensor, constant_tensor, stack, tensor
-from qknorm_onnx.graph.recognise.index_terms import Dimension, Element, Extents, Flag, Linear, Read, form_of, index
+from qknorm_onnx.graph.recognise.index_terms import Apply, Dimension, Element, Extents, Flag, Linear, Read, form_of, index
 
 RULES = {**LAYOUTS, **GATHERS, **ARITHMETIC, **SIZES}
+_DIMENSION_RULES = {ast.Add: add, ast.Sub: subtract, ast.Mult: multiply, ast.FloorDiv: divide_integers}
 _INTEGERS = {
     getattr(ir.DataType, name) for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL")
 }
 
 
 class IndexReader:
-    """Interprets the values of one graph and remembers each: a value is interpreted once, however many masks share it."""
+    """Interprets the values of one graph and remembers each: a value is interpreted once, however many masks share it.
 
-    def __init__(self) -> None:
+    `nonempty`: dimensions that may be taken to be 1 at least.
+    """
+
+    def __init__(self, nonempty: frozenset[Dimension] = frozenset()) -> None:
+        self._nonempty = nonempty
         self._known: dict[ir.Value, IndexTensor | None] = {}
 
     def read(self, value: ir.Value) -> IndexTensor | None:
@@ -45,7 +52,7 @@ class IndexReader:
 
     def extents(self, value: ir.Value) -> Extents | None:
         """The sizes of `value` as forms in the graph's dimensions; None where its rank is unknown."""
-        declared = declared_extents(value)
+        declared = self._declared_extents(value)
         if declared is not None and not _has_unknown(declared):
             return declared
         known = self.read(value)
@@ -58,7 +65,7 @@ class IndexReader:
             return []
         if node.op_type in SIZES or node.op_type == "Shape":
             measured = value if node.op_type in SIZES else node.inputs[0]
-            declared = declared_extents(measured) if measured is not None else None
+            declared = self._declared_extents(measured) if measured is not None else None
             if declared is not None and not _has_unknown(declared):
                 return []
         return [source for source in node.inputs if source is not None]
@@ -67,17 +74,28 @@ class IndexReader:
         array = constant_of(value)
         if array is not None:
             found = constant_tensor(array.numpy(), array.dtype) if array.size <= LARGEST_TABLE else None
-            return found or _leaf(value, tuple(map(Linear, array.shape.numpy())))
+            return found or self._leaf(value, tuple(map(Linear, array.shape.numpy())))
         node = value.producer()
         if node is None or not _has_rule(node, value):
-            return _leaf(value, None)
+            return self._leaf(value, None)
         if node.op_type == "Shape":
-            return self._shape(node) or _leaf(value, None)
+            return self._shape(node) or self._leaf(value, None)
         sources = [self._known.get(source) if source is not None else None for source in node.inputs]
         found_or_extents = RULES[node.op_type](node, sources)
         if isinstance(found_or_extents, IndexTensor):
-            return found_or_extents
-        return _leaf(value, found_or_extents)
+            return self._with_declared_bounds(value, found_or_extents)
+        return self._leaf(value, found_or_extents)
+
+    def _with_declared_bounds(self, value: ir.Value, found: IndexTensor) -> IndexTensor:
+        """A slice of a table has size `min(table, size)`: where the graph declares that size, the declaration says which it is."""
+        if not any(_is_clipped(extent) for extent in found.extents):
+            return found
+        declared = self._declared_extents(value)
+        if declared is None or len(declared) != found.rank:
+            return found
+        pairs = zip(found.extents, declared, strict=True)
+        extents = tuple(said if _is_clipped(extent) and not _has_unknown((said,)) else extent for extent, said in pairs)
+        return replace(found, extents=extents)
 
     def _shape(self, node: ir.Node) -> IndexTensor | None:
         extents = self.extents(node.inputs[0]) if node.inputs[0] is not None else None
@@ -86,6 +104,34 @@ class IndexReader:
         start = node.attributes.get_int("start", 0)
         end = node.attributes.get_int("end", len(extents))
         return stack((), extents[start:end], ir.DataType.INT64)
+
+    def _leaf(self, value: ir.Value, extents: Extents | None) -> IndexTensor | None:
+        """The tensor nobody can look into, of sizes `extents` or else those declared."""
+        extents = self._declared_extents(value) if extents is None else extents
+        if extents is None:
+            return None
+        read = Read(value, tuple(index(axis) for axis in range(len(extents))), value.dtype in _INTEGERS)
+        element: Element = Flag(read) if value.dtype == ir.DataType.BOOL else form_of(read)
+        return tensor(extents, element, value.dtype)
+
+    def _declared_extents(self, value: ir.Value) -> Extents | None:
+        """The sizes that the graph declares; a dimension without a name is a `Dimension` of its own."""
+        if value.shape is None:
+            return None
+        return tuple(
+            Linear(dim) if isinstance(dim, int) else self._named(dim.value, value, axis)
+            for axis, dim in enumerate(value.shape.dims)
+        )
+
+    def _named(self, name: str | None, value: ir.Value, axis: int) -> Linear:
+        if name is None:
+            return self.dimension(f"{value.name}.shape[{axis}]", value, axis)
+        return parsed_dimension(str(name), self.dimension) or self.dimension(str(name))
+
+    def dimension(self, name: str, owner: ir.Value | None = None, axis: int = 0) -> Linear:
+        """A dimension as a form."""
+        found = Dimension(name, owner, axis)
+        return form_of(Dimension(name, owner, axis, least=1) if found in self._nonempty else found)
 
 
 def constant_of(value: ir.Value) -> ir.TensorProtocol | None:
@@ -100,65 +146,40 @@ def constant_of(value: ir.Value) -> ir.TensorProtocol | None:
     return ir.convenience.get_const_tensor(value) if "sparse_value" not in node.attributes else None
 
 
-def declared_extents(value: ir.Value) -> Extents | None:
-    """The sizes that the graph declares; a dimension without a name is a `Dimension` of its own."""
-    if value.shape is None:
-        return None
-    return tuple(_declared(value, axis, dim) for axis, dim in enumerate(value.shape.dims))
+def parsed_dimension(text: str, named: Callable[[str], Linear]) -> Linear | None:
+    """A dimension's name as a form, with `named` for the single names in it.
 
-
-def _declared(value: ir.Value, axis: int, dim: int | ir.SymbolicDim) -> Linear:
-    if isinstance(dim, int):
-        return Linear(dim)
-    if dim.value is None:
-        return form_of(Dimension(f"{value.name}.shape[{axis}]", value, axis))
-    text = str(dim.value)
-    return parsed_dimension(text) or form_of(Dimension(text))
-
-
-def parsed_dimension(text: str) -> Linear | None:
-    """A dimension's name as a form: exporters write sums such as `s58 + s70`; None for anything but sums and multiples."""
+    Exporters write sums, multiples and quotients, such as `s58 + s70` and `(8*s14)//s41`; None for anything else.
+    """
     try:
-        return _parsed(ast.parse(text, mode="eval").body)
+        return _parsed(ast.parse(text, mode="eval").body, named)
     except SyntaxError:
         return None
 
 
-def _parsed(tree: ast.expr) -> Linear | None:
+def _parsed(tree: ast.expr, named: Callable[[str], Linear]) -> Linear | None:
     if isinstance(tree, ast.Name):
-        return form_of(Dimension(tree.id))
+        return named(tree.id)
     if isinstance(tree, ast.Constant) and type(tree.value) is int:
         return Linear(tree.value)
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
-        operand = _parsed(tree.operand)
+        operand = _parsed(tree.operand, named)
         return -operand if operand is not None else None
     if not isinstance(tree, ast.BinOp):
         return None
-    left, right = _parsed(tree.left), _parsed(tree.right)
-    if left is None or right is None:
-        return None
-    if isinstance(tree.op, ast.Add):
-        return left + right
-    if isinstance(tree.op, ast.Sub):
-        return left - right
-    if isinstance(tree.op, ast.Mult) and left.number is not None:
-        return right.times(left.number)
-    return left.times(right.number) if isinstance(tree.op, ast.Mult) and right.number is not None else None
+    left, right = _parsed(tree.left, named), _parsed(tree.right, named)
+    rule = _DIMENSION_RULES.get(type(tree.op))
+    found = rule(left, right, ()) if left is not None and right is not None and rule is not None else None
+    return found if isinstance(found, Linear) else None
 
 
 def _has_rule(node: ir.Node, value: ir.Value) -> bool:
     return node.domain in ("", "ai.onnx") and value is node.outputs[0] and (node.op_type in RULES or node.op_type == "Shape")
 
 
+def _is_clipped(extent: Linear) -> bool:
+    return any(isinstance(atom, Apply) and atom.function in ("minimum", "maximum") for atom, _ in extent.terms)
+
+
 def _has_unknown(extents: Extents) -> bool:
     return any(isinstance(atom, Dimension) and atom.owner is not None for extent in extents for atom, _ in extent.terms)
-
-
-def _leaf(value: ir.Value, extents: Extents | None) -> IndexTensor | None:
-    """The tensor nobody can look into, of sizes `extents` or else those declared."""
-    extents = declared_extents(value) if extents is None else extents
-    if extents is None:
-        return None
-    read = Read(value, tuple(index(axis) for axis in range(len(extents))), value.dtype in _INTEGERS)
-    element: Element = Flag(read) if value.dtype == ir.DataType.BOOL else form_of(read)
-    return tensor(extents, element, value.dtype)

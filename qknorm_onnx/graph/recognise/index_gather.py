@@ -49,7 +49,7 @@ def _moved(source: IndexTensor | None, axis: int, place: Linear, rank: int, exte
 
 def _gather_nd(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
     source, places = sources[0], argument(sources, 1)
-    if source is None or places is None or node.attributes.get_int("batch_dims", 0):
+    if source is None or places is None or node.attributes.get_int("batch_dims", 0) != 0:
         return None
     columns = components_of(places) if places.rank else None
     if columns is None or len(columns) > source.rank:

@@ -208,8 +208,8 @@ def _slice(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
         firsts[axis % source.rank], extents[axis % source.rank] = bounds
     last = source.rank - 1
     if source.components and set(firsts) == {last} and firsts[last].number is not None:
-        start, length = firsts[last].number or 0, extents[last].number or 0
-        return stack(extents[:-1], source.components[start : start + length], source.dtype)
+        begin, length = firsts[last].number or 0, extents[last].number or 0
+        return stack(extents[:-1], source.components[begin : begin + length], source.dtype)
     mapping = {axis: index(axis) + first for axis, first in firsts.items()}
     flat = plain(source)
     return relabel(flat, extents, mapping) or tuple(extents) if flat is not None else tuple(extents)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from qknorm_onnx.graph.recognise.index_algebra import conjuncts, substitute, substitute_form
+from qknorm_onnx.graph.recognise.index_algebra import conjuncts
 from qknorm_onnx.graph.recognise.index_terms import (
     FALSE,
     TRUE,
@@ -88,8 +88,7 @@ def _reason(part: Truth, query_axis: int, key_axis: int) -> str:
         return "it differs between the batch rows or heads"
     if query_axis not in used:
         return "it is the same for every query, so it is neither causality nor a window"
-    named = substitute(part, {})
-    return f"its condition on positions is no band along the diagonal: {_text(named, query_axis, key_axis)}"
+    return f"its condition on positions is no band along the diagonal: {_text(part, query_axis, key_axis)}"
 
 
 def _source(read: Read) -> str:
@@ -132,7 +131,7 @@ def _text(truth: Truth, query_axis: int, key_axis: int) -> str:
     """The condition with q and k for the two indices."""
     if isinstance(truth, (AtLeastZero, IsZero)):
         sign = ">=" if isinstance(truth, AtLeastZero) else "=="
-        text = str(substitute_form(truth.form, {}))
+        text = str(truth.form)
         return f"{text} {sign} 0".replace(f"i{query_axis}", "q").replace(f"i{key_axis}", "k")
     if isinstance(truth, (Both, Either)):
         joint = " and " if isinstance(truth, Both) else " or "

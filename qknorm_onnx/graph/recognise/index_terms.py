@@ -8,7 +8,7 @@ immutable and compares by meaning of its parts, so equal terms are equal for all
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import onnx_ir as ir
@@ -23,11 +23,15 @@ class Index:
 
 @dataclass(frozen=True)
 class Dimension:
-    """A size >= 0: one that the graph names, or axis `axis` of `owner` where it has no name."""
+    """A size: one that the graph names, or axis `axis` of `owner` where it has no name.
+
+    `least` is the smallest size considered; it takes no part in comparisons, since the size is the same whatever is assumed.
+    """
 
     name: str
     owner: ir.Value | None = None
     axis: int = 0
+    least: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,16 @@ class MaskContext:
 
     def __init__(self) -> None:
         self.reader = IndexReader()
+        self._nonempty: dict[frozenset[Dimension], IndexReader] = {frozenset(): self.reader}
+
+    def reader_of(self, mask: ir.Value) -> IndexReader:
+        """The reader for `mask`, which takes the sizes of the mask itself to be 1 at least: of an empty mask anything is true."""
+        known = self.reader.read(mask)
+        atoms = (
+            [next(iter(extent.terms), None) for extent in known.extents if len(extent.terms) == 1] if known is not None else []
+        )
+        sizes = frozenset(atom[0] for atom in atoms if atom is not None and isinstance(atom[0], Dimension))
+        return self._nonempty.setdefault(sizes, IndexReader(sizes))
 
     def extent(self, value: ir.Value, axis: int) -> Linear:
         """The size of `value` along `axis` (negative: from the end) as a form in the graph's dimensions.
@@ -139,7 +149,8 @@ def recognise_mask(
     `query_length` and `key_length`, the attention's own S and T, a mask is recognised only where its sizes are proven to be those
     (a mask aligned to the lower right needs only S); without, the caller has to compare them with the fragment's.
     """
-    known = context.reader.read(mask)
+    reader = context.reader_of(mask)
+    known = reader.read(mask)
     if known is None or known.rank < max(-query_axis, -key_axis):
         query, key = (context.extent(mask, axis) for axis in (query_axis, key_axis))
         rank = known.rank if known is not None else 0
@@ -148,12 +159,12 @@ def recognise_mask(
     place = Place(known.rank + query_axis, known.rank + key_axis, *sizes)
     axes = tuple(range(known.rank))
     if mask.dtype == ir.DataType.BOOL:
-        parts = list(boolean_parts(context.reader, mask, axes, negated=negated, fill=fill_value))
+        parts = list(boolean_parts(reader, mask, axes, negated=negated, fill=fill_value))
     else:
-        parts = list(additive_parts(context.reader, mask, axes))
-    band = fit_band([Finding.of(context.reader, part, place) for part in parts], place)
+        parts = list(additive_parts(reader, mask, axes))
+    band = fit_band([Finding.of(reader, part, place) for part in parts], place)
     wrong = _wrong_size(band, place, query_length, key_length)
-    if wrong is not None or not band.adopted:
+    if wrong is not None or (band.kept and not band.adopted):
         reasons = tuple(dict.fromkeys(finding.reason for finding in band.kept)) if wrong is None else (wrong,)
         return _untouched(mask, known.rank, negated, fill_value, sizes, reasons)
     return _recognised(band, place)
