@@ -1,0 +1,72 @@
+// RegisterCustomOps, which ONNX Runtime calls when the library is registered on session options; and what was built.
+#include <mutex>
+#include <string>
+
+#include "ort/operators.h"
+#include "qknorm/generated/spec.h"
+#include "qknorm/qk_norm_params.h"
+
+namespace qknorm::ort {
+namespace {
+
+// One domain for all sessions: it must outlive each of them, so it is never released.
+OrtCustomOpDomain* shared_domain(const Api& api) {
+  static std::mutex mutex;
+  static OrtCustomOpDomain* domain = nullptr;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (domain == nullptr) {
+    OrtCustomOpDomain* made = nullptr;
+    check(api, api.CreateCustomOpDomain()(spec::kDomain, &made));
+    for (const ort_abi::CustomOp* op : cpu_operators()) check(api, api.CustomOpDomain_Add()(made, op));
+    domain = made;
+  }
+  return domain;
+}
+
+OrtStatus* too_old(const ort_abi::ApiBase* base) {
+  const OrtApi* oldest = base->get_api(1);
+  if (oldest == nullptr) return nullptr;
+  const std::string message = std::string("the qknorm-onnx kernels need ONNX Runtime 1.") +
+                              std::to_string(ort_abi::kApiVersion) + " or newer; this is ONNX Runtime " +
+                              base->get_version_string() + ". Upgrade it (pip install -U onnxruntime), or run the model without the library";
+  return Api(oldest).CreateStatus()(ort_abi::kFail, message.c_str());
+}
+
+}  // namespace
+}  // namespace qknorm::ort
+
+extern "C" {
+
+QKNORM_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const qknorm::ort_abi::ApiBase* base) {
+  using namespace qknorm::ort;
+  const OrtApi* table = base->get_api(qknorm::ort_abi::kApiVersion);
+  if (table == nullptr) return too_old(base);
+  const Api api(table);
+  return guarded(api, [&] {
+    set_operator_api(api);
+    check(api, api.AddCustomOpDomain()(options, shared_domain(api)));
+  });
+}
+
+// A JSON object: compiler, instruction set in use, oldest ONNX Runtime, registered kernels.
+QKNORM_EXPORT const char* qknorm_build_info(void) {
+  static const std::string text = std::string("{\"compiler\": \"") +
+#if defined(__clang__)
+                                  "clang " __clang_version__
+#else
+                                  "gcc " __VERSION__
+#endif
+                                  "\", \"minimum_onnxruntime\": \"1." +
+                                  std::to_string(qknorm::ort_abi::kApiVersion) + "\", \"kernels\": [" + [] {
+                                    std::string rows;
+                                    for (const qknorm::ort_abi::CustomOp* op : qknorm::ort::cpu_operators()) {
+                                      rows += (rows.empty() ? "{\"op\": \"" : ", {\"op\": \"") + std::string(op->get_name(op)) +
+                                              "\", \"provider\": \"cpu\", \"onnx_element_type\": " +
+                                              std::to_string(qknorm::ort::operator_dtype(op)) + "}";
+                                    }
+                                    return rows;
+                                  }() + "]}";
+  return text.c_str();
+}
+
+}  // extern "C"
