@@ -18,13 +18,13 @@ IR_DTYPES: Final[dict[Dtype, ir.DataType]] = {
     "float16": ir.DataType.FLOAT16,
     "bfloat16": ir.DataType.BFLOAT16,
 }
-# The inputs whose last dimension decides which nodes a body has: head sizes and the width of the tables.
-_SIZED_INPUTS: Final = frozenset({"query", "key", "value", "x", "cos", "sin"})
+# The inputs whose last dimension decides which nodes a body has: head sizes, widths of tables and gains.
+_SIZED_INPUTS: Final = frozenset({"query", "key", "value", "x", "cos", "sin", "weight", "q_norm_weight", "k_norm_weight"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InputSignature:
-    """Type, rank and (for projections and tables) last dimension of one input; None where it is not known or not needed."""
+    """Type, rank and (of projections, tables, gains) last dimension of one input; None where not known or not needed."""
 
     dtype: ir.DataType
     rank: int | None = None

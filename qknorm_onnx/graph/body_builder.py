@@ -1,0 +1,122 @@
+"""A list of ONNX nodes under construction: the stages of a function body append to it and pass values on.
+
+Only operators that mean the same from opset 18 on are used. Values know their type (not their shape), so that a cast to
+the type that a value has already costs no node. No Reshape uses -1 on a tensor that may be empty: ONNX Runtime refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import onnx_ir as ir
+
+Dim = int | ir.Value  # a size: a number, or an int64 tensor of one element that is computed at run time
+
+KEEP: Final = 0  # in the target shape of a Reshape: the input's own dimension, empty ones included
+
+
+class BodyBuilder:
+    """Collects nodes; every name starts with `prefix`, so that bodies can be put side by side into one graph."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self.nodes: list[ir.Node] = []
+        self._prefix = prefix
+        self._names: dict[str, int] = {}
+        self._constants: dict[tuple[Any, ...], ir.Value] = {}
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        name: str = "",
+        dtype: ir.DataType | None = None,
+        **attributes: Any,
+    ) -> ir.Value:
+        """The one output of a new node. Its type is `dtype`, or that of the first input."""
+        return self.ops(op_type, *inputs, names=[name or op_type.lower()], dtype=dtype, **attributes)[0]
+
+    def ops(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        names: Sequence[str],
+        dtype: ir.DataType | None = None,
+        **attributes: Any,
+    ) -> Sequence[ir.Value]:
+        """The outputs of a new node, called `names`; an empty name is an output that is left out."""
+        kind = dtype or (inputs[0].dtype if inputs and inputs[0] is not None else None)
+        value_type = ir.TensorType(kind) if kind else None
+        outputs = [ir.Value(name=self._unique(name) if name else "", type=value_type) for name in names]
+        attrs = ir.convenience.convert_attributes({key: value for key, value in attributes.items() if value is not None})
+        node = ir.Node("", op_type, list(inputs), attrs, outputs=outputs, name=outputs[0].name)
+        self.nodes.append(node)
+        return node.outputs
+
+    def cast(self, value: ir.Value, dtype: ir.DataType, *, name: str = "") -> ir.Value:
+        """`value` in `dtype`."""
+        if value.dtype == dtype:
+            return value
+        return self.op("Cast", value, name=name or f"{_stem(value)}_{dtype.name.lower()}", dtype=dtype, to=int(dtype))
+
+    def ints(self, *values: int) -> ir.Value:
+        """A constant int64 vector."""
+        return self.constant(np.array(values, dtype=np.int64), name="ints")
+
+    def scalar(self, value: float, dtype: ir.DataType) -> ir.Value:
+        """A constant of rank 0 in `dtype`."""
+        return self.constant(np.array(value, dtype=dtype.numpy()), name="scalar")
+
+    def constant(self, array: np.ndarray[Any, Any], *, name: str) -> ir.Value:
+        """A constant tensor; equal ones are made once."""
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            tensor = ir.tensor(array)
+            self._constants[key] = self.op("Constant", name=name, dtype=tensor.dtype, value=tensor)
+        return self._constants[key]
+
+    def size(self, value: ir.Value, axis: int, *, name: str) -> ir.Value:
+        """The run-time size of one axis, as an int64 vector of one element."""
+        return self.op("Shape", value, name=name, dtype=ir.DataType.INT64, start=axis, end=axis + 1)
+
+    def as_vector(self, size: Dim) -> ir.Value:
+        """A size as an int64 vector of one element."""
+        return self.ints(size) if isinstance(size, int) else size
+
+    def as_scalar(self, size: Dim) -> ir.Value:
+        """A size as an int64 tensor of rank 0."""
+        if isinstance(size, int):
+            return self.scalar(size, ir.DataType.INT64)
+        return self.op("Squeeze", size, self.ints(0), name=f"{_stem(size)}_scalar")
+
+    def times(self, size: Dim, factor: int, *, name: str) -> Dim:
+        """`size` * `factor`."""
+        if factor == 1 or isinstance(size, int):
+            return size * factor if isinstance(size, int) else size
+        return self.op("Mul", size, self.ints(factor), name=name)
+
+    def divide(self, size: Dim, divisor: int, *, name: str) -> Dim:
+        """`size` / `divisor`, which leaves no rest."""
+        if divisor == 1 or isinstance(size, int):
+            return size // divisor if isinstance(size, int) else size
+        return self.op("Div", size, self.ints(divisor), name=name)
+
+    def reshape(self, value: ir.Value, *shape: Dim, name: str) -> ir.Value:
+        """`value` in `shape`, where KEEP stands for the input's dimension at that place."""
+        numbers = [size for size in shape if isinstance(size, int)]
+        if len(numbers) == len(shape):
+            target = self.ints(*numbers)
+        else:
+            parts = [self.as_vector(size) for size in shape]
+            target = self.op("Concat", *parts, name=f"{name}_shape", dtype=ir.DataType.INT64, axis=0)
+        return self.op("Reshape", value, target, name=name)
+
+    def _unique(self, name: str) -> str:
+        count = self._names.get(name, 0)
+        self._names[name] = count + 1
+        return f"{self._prefix}{name}_{count}" if count else f"{self._prefix}{name}"
+
+
+def _stem(value: ir.Value) -> str:
+    return (value.name or "value").rsplit("/", 1)[-1]

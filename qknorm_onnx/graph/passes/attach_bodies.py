@@ -1,0 +1,101 @@
+"""The pass that gives every canonical node its function body, so that any ONNX runtime can run the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import onnx_ir as ir
+
+from qknorm_onnx.graph.body_signature import overload_name
+from qknorm_onnx.graph.function_body import attention_body, rotary_body
+from qknorm_onnx.graph.qk_norm_node import (
+    is_attention_node,
+    is_rotary_node,
+    node_signature,
+    read_attention_node,
+    read_rotary_node,
+)
+from qknorm_onnx.spec.qk_norm_spec import SpecError
+from qknorm_onnx.spec.signature import DOMAIN, VERSION
+
+OVERLOADS_SINCE_IR_VERSION: Final = 10
+
+
+class AttachBodiesPass(ir.passes.InPlacePass):
+    """Makes the function bodies of the model be exactly those that its canonical nodes need.
+
+    1. A node's overload is set to the name of its body; nodes with equal spec and equal input types share one.
+    2. Bodies of nodes that are gone are removed; functions of other domains are left alone.
+    3. `ai.qknorm` is imported where it is used, and no longer where it is not.
+
+    Raises SpecError (as the cause of the pass error) where a body cannot be made; the message names the node.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Attach the bodies; `modified` says whether anything had to be changed."""
+        before = _state(model)
+        bodies: dict[ir.OperatorIdentifier, ir.Function] = {}
+        for scope in scopes(model):
+            used = False
+            for node in canonical_nodes(scope):
+                used = True
+                body = _attach(node, opset=onnx_opset(model))
+                bodies.setdefault(body.identifier(), body)
+            _import_domain(scope, used)
+        kept = {key: function for key, function in model.functions.items() if function.domain != DOMAIN}
+        model.functions.clear()
+        model.functions.update(kept | bodies)
+        if bodies:
+            model.graph.opset_imports[DOMAIN] = VERSION
+            model.ir_version = max(model.ir_version, OVERLOADS_SINCE_IR_VERSION)
+        return ir.passes.PassResult(model, modified=_state(model) != before)
+
+
+def scopes(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:
+    """The graph and the functions that are not bodies of canonical nodes: wherever a canonical node may be."""
+    yield model.graph
+    yield from [function for function in model.functions.values() if function.domain != DOMAIN]
+
+
+def canonical_nodes(scope: ir.Graph | ir.Function) -> list[ir.Node]:
+    """The canonical nodes of a graph or function, those in subgraphs of If, Loop and Scan included, in order."""
+    return [node for node in scope.all_nodes() if is_attention_node(node) or is_rotary_node(node)]
+
+
+def onnx_opset(model: ir.Model) -> int:
+    """The version of the ONNX operators that the model imports. Raises SpecError if it imports none."""
+    version = model.opset_imports.get("")
+    if version is None:
+        raise SpecError("the model imports no ONNX opset; add one of version 18 or newer")
+    return version
+
+
+def _attach(node: ir.Node, *, opset: int) -> ir.Function:
+    try:
+        signature = node_signature(node)
+        if is_attention_node(node):
+            spec, _ = read_attention_node(node)
+            node.overload = overload_name(spec, signature)
+            return attention_body(spec, signature, opset=opset)
+        rotary_spec, _ = read_rotary_node(node)
+        node.overload = overload_name(rotary_spec, signature)
+        return rotary_body(rotary_spec, signature, opset=opset)
+    except SpecError as error:
+        raise SpecError(f"node {node.name!r} cannot have a function body: {error}") from error
+
+
+def _import_domain(scope: ir.Graph | ir.Function, used: bool) -> None:
+    if used:
+        scope.opset_imports[DOMAIN] = VERSION
+    else:
+        scope.opset_imports.pop(DOMAIN, None)
+
+
+def _state(model: ir.Model) -> object:
+    """What the pass may change. A body is made of its name and the opset, so that equal ones need no comparison of nodes."""
+    return (
+        model.ir_version,
+        [(tuple(scope.opset_imports.items()), [node.overload for node in canonical_nodes(scope)]) for scope in scopes(model)],
+        [(key, function.opset_imports.get("")) for key, function in model.functions.items()],
+    )
