@@ -1,1 +1,75 @@
-"""The native custom-op library for ONNX Runtime and where it lies."""
+"""The native custom-op library for ONNX Runtime: where it lies, what it was built from and which kernels it registers.
+
+Only the standard library is used here, and nothing is loaded at import.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import json
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+__all__ = ["build_info", "library_path"]
+
+if __name__ != "qknorm_onnx.custom_ops":
+    raise ImportError(f"import qknorm_onnx.custom_ops, not {__name__}: the folder is not a package of its own")
+
+_SUFFIX: Final = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
+LIBRARY_NAME: Final = ("" if sys.platform == "win32" else "lib") + "qknorm_custom_ops" + _SUFFIX
+
+# ONNX's element types by their number (TensorProto.DataType).
+_ELEMENT_TYPES: Final = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
+
+
+def library_path() -> pathlib.Path:
+    """The shared library that ONNX Runtime's `register_custom_ops_library` takes.
+
+    Looked for where `pip install` puts it, then in `build/native` of a source checkout.
+
+    Raises:
+        FileNotFoundError: the package was installed without its native library.
+    """
+    candidates = list(dict.fromkeys(_candidates()))
+    for path in candidates:
+        if path.is_file():
+            return path
+    looked = ", ".join(str(path.parent) for path in candidates)
+    raise FileNotFoundError(f"the native library {LIBRARY_NAME} is not in {looked}")
+
+
+def _candidates() -> Iterator[pathlib.Path]:
+    here = pathlib.Path(__file__).resolve().parent
+    yield here / LIBRARY_NAME
+    try:
+        installed = importlib.metadata.distribution("qknorm-onnx").locate_file("qknorm_onnx/custom_ops")
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    else:
+        yield pathlib.Path(str(installed)) / LIBRARY_NAME
+    yield here.parent / "build" / "native" / LIBRARY_NAME
+
+
+@functools.cache
+def build_info() -> dict[str, Any]:
+    """What the library was built with and what it does on this processor.
+
+    Returns:
+        `compiler`, `minimum_onnxruntime`, `instruction_set` (chosen for this processor) and `kernels`, a list of
+        `{"op", "provider", "dtype"}` with one entry for each registered kernel.
+
+    Raises:
+        FileNotFoundError: there is no library.
+    """
+    library = ctypes.CDLL(str(library_path()))
+    library.qknorm_build_info.restype = ctypes.c_char_p
+    library.qknorm_cpu_instruction_set.restype = ctypes.c_char_p
+    info: dict[str, Any] = json.loads(library.qknorm_build_info())
+    info["instruction_set"] = library.qknorm_cpu_instruction_set().decode()
+    for kernel in info["kernels"]:
+        kernel["dtype"] = _ELEMENT_TYPES[kernel.pop("onnx_element_type")]
+    return info

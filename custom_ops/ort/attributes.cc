@@ -101,14 +101,6 @@ void write_default(const spec::AttributeRow& row, char* field) {
 
 }  // namespace
 
-std::string node_name(const Api& api, const OrtKernelInfo* info) {
-  size_t size = 0;
-  if (!succeeded(api, api.KernelInfo_GetNodeName()(info, nullptr, &size))) return "";
-  std::vector<char> name(size + 1, '\0');
-  if (!succeeded(api, api.KernelInfo_GetNodeName()(info, name.data(), &size))) return "";
-  return name.data();
-}
-
 void read_attributes(const Api& api, const OrtKernelInfo* info, const spec::AttributeRow* rows, size_t count,
                      void* attributes) {
   const Reader reader(api, info);

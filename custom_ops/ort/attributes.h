@@ -8,8 +8,6 @@
 
 namespace qknorm::ort {
 
-std::string node_name(const Api& api, const OrtKernelInfo* info);
-
 // Fills `attributes` by the rows of its table. Throws InvalidArgument for an attribute that is missing without a
 // default, of the wrong kind, or not one of its choices.
 void read_attributes(const Api& api, const OrtKernelInfo* info, const spec::AttributeRow* rows, size_t count,

@@ -32,7 +32,7 @@ class KernelMemory {
 // One node of either operator: its attributes, checked once.
 class Kernel {
  public:
-  Kernel(const Api& api, const OrtKernelInfo* info) : api_(api), memory_(api, info), name_(node_name(api, info)) {}
+  Kernel(const Api& api, const OrtKernelInfo* info) : api_(api), memory_(api, info) {}
   virtual ~Kernel() = default;
   Kernel(const Kernel&) = delete;
   Kernel& operator=(const Kernel&) = delete;
@@ -42,12 +42,10 @@ class Kernel {
 
  protected:
   ort_abi::Allocator* allocator() const { return memory_.allocator(); }
-  const std::string& name() const { return name_; }
 
  private:
   Api api_;
   KernelMemory memory_;
-  std::string name_;
 };
 
 class AttentionKernel final : public Kernel {
@@ -55,22 +53,21 @@ class AttentionKernel final : public Kernel {
   AttentionKernel(const Api& api, const OrtKernelInfo* info) : Kernel(api, info) {
     read_attributes(api, info, spec::kAttentionAttributes, std::size(spec::kAttentionAttributes), &attributes_);
     qknorm_message message{};
-    check_kernel(qknorm_cpu_check_attention_attributes(&attributes_, &message), message, name());
+    check_kernel(qknorm_cpu_check_attention_attributes(&attributes_, &message), message);
   }
 
   void compute(OrtKernelContext* context) const override {
     const auto inputs = read_inputs<spec::kAttentionInputCount>(api(), context);
     qknorm_message message{};
     qknorm_attention_shapes shapes{};
-    check_kernel(qknorm_cpu_attention_shapes(&attributes_, inputs.data(), &shapes, &message), message, name());
+    check_kernel(qknorm_cpu_attention_shapes(&attributes_, inputs.data(), &shapes, &message), message);
     size_t outputs = 0;
     check(api(), api().KernelContext_GetOutputCount()(context, &outputs));
     void* y = make_output(api(), context, spec::kAttentionOutputY, outputs, shapes.y, 3);
     void* key = make_output(api(), context, spec::kAttentionOutputPresentKey, outputs, shapes.present_key, 4);
     void* value = make_output(api(), context, spec::kAttentionOutputPresentValue, outputs, shapes.present_value, 4);
     const Executor executor(api(), context, allocator());
-    check_kernel(qknorm_cpu_attention(&attributes_, inputs.data(), y, key, value, executor.get(), &message), message,
-                 name());
+    check_kernel(qknorm_cpu_attention(&attributes_, inputs.data(), y, key, value, executor.get(), &message), message);
   }
 
  private:
@@ -82,7 +79,7 @@ class RotaryKernel final : public Kernel {
   RotaryKernel(const Api& api, const OrtKernelInfo* info) : Kernel(api, info) {
     read_attributes(api, info, spec::kRotaryAttributes, std::size(spec::kRotaryAttributes), &attributes_);
     qknorm_message message{};
-    check_kernel(qknorm_cpu_check_rotary_attributes(&attributes_, &message), message, name());
+    check_kernel(qknorm_cpu_check_rotary_attributes(&attributes_, &message), message);
   }
 
   void compute(OrtKernelContext* context) const override {
@@ -91,7 +88,7 @@ class RotaryKernel final : public Kernel {
     void* y = make_output(api(), context, spec::kRotaryOutputY, 1, x.dims, static_cast<size_t>(x.rank));
     const Executor executor(api(), context, allocator());
     qknorm_message message{};
-    check_kernel(qknorm_cpu_rotary(&attributes_, inputs.data(), y, executor.get(), &message), message, name());
+    check_kernel(qknorm_cpu_rotary(&attributes_, inputs.data(), y, executor.get(), &message), message);
   }
 
  private:
@@ -143,9 +140,25 @@ int32_t input_type(const ort_abi::CustomOp* op, size_t index) {
   }
 }
 
+std::string node_name(const Api& api, const OrtKernelInfo* info) {
+  size_t size = 0;
+  if (!succeeded(api, api.KernelInfo_GetNodeName()(info, nullptr, &size))) return "";
+  std::vector<char> name(size + 1, '\0');
+  if (!succeeded(api, api.KernelInfo_GetNodeName()(info, name.data(), &size))) return "";
+  return name.data();
+}
+
+// ONNX Runtime names the node where a run fails, but not where a kernel cannot be made.
 OrtStatus* create(const ort_abi::CustomOp* op, const OrtApi* table, const OrtKernelInfo* info, void** kernel) {
   const Api api(table);
-  return guarded(api, [&] { *kernel = self(op)->signature->create(api, info); });
+  return guarded(api, [&] {
+    const Signature& signature = *self(op)->signature;
+    try {
+      *kernel = signature.create(api, info);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(std::string(signature.name) + " node '" + node_name(api, info) + "': " + error.what());
+    }
+  });
 }
 
 OrtStatus* compute(void* kernel, OrtKernelContext* context) {

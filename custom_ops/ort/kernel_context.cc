@@ -71,11 +71,10 @@ void Executor::release(void* self, void* memory) {
   allocator->free(allocator, memory);
 }
 
-void check_kernel(int32_t status, const qknorm_message& message, const std::string& node) {
+void check_kernel(int32_t status, const qknorm_message& message) {
   if (status == QKNORM_OK) return;
-  const std::string text = node.empty() ? std::string(message.text) : "node '" + node + "': " + message.text;
-  if (status == QKNORM_INVALID_ARGUMENT) throw InvalidArgument(text);
-  throw std::runtime_error(text);
+  if (status == QKNORM_INVALID_ARGUMENT) throw InvalidArgument(message.text);
+  throw std::runtime_error(message.text);
 }
 
 }  // namespace qknorm::ort

@@ -44,7 +44,7 @@ class Executor {
   qknorm_executor executor_;
 };
 
-// Throws InvalidArgument or a runtime error for a status of the plain C door; `node` is the name of the node.
-void check_kernel(int32_t status, const qknorm_message& message, const std::string& node);
+// Throws InvalidArgument or a runtime error for a status of the plain C door.
+void check_kernel(int32_t status, const qknorm_message& message);
 
 }  // namespace qknorm::ort
