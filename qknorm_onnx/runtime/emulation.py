@@ -34,12 +34,17 @@ def emulate_bfloat16(model: ir.Model) -> ir.Model:
     the inputs.
     """
     emulated = flattened(model)
+    emulate_flattened(emulated)
+    return emulated
+
+
+def emulate_flattened(emulated: ir.Model) -> None:
+    """`emulate_bfloat16` in place, for a model that `flattened` made."""
     for graph in graphs_of(emulated.graph):
         for value in (*graph.inputs, *graph.initializers.values()):
             _widen(value)
         for node in list(graph):
             _emulate(node)
-    return emulated
 
 
 def _widen(value: ir.Value) -> None:

@@ -20,13 +20,18 @@ def raise_to_float64(model: ir.Model) -> ir.Model:
     made from. An operator whose schema knows no float64 at a port gets a float32 cast there.
     """
     raised = flattened(model)
+    raise_flattened(raised)
+    return raised
+
+
+def raise_flattened(raised: ir.Model) -> None:
+    """`raise_to_float64` in place, for a model that `flattened` made."""
     opset = raised.opset_imports.get("", 1)
     for graph in graphs_of(raised.graph):
         for value in (*graph.inputs, *graph.initializers.values()):
             _raise_value(value)
         for node in list(graph):
             _raise_node(node, opset)
-    return raised
 
 
 def _raise_value(value: ir.Value) -> None:
@@ -59,12 +64,12 @@ def converted_tensor(
 ) -> ir.TensorProtocol:
     """`tensor` in another type, converted when it is first read: large weights are not held twice."""
 
-    def read() -> ir.Tensor:
+    def read() -> ir.TensorProtocol:
         array = tensor.numpy()
         array = array if change is None else change(array)
         return ir.Tensor(array.astype(dtype.numpy()), name=tensor.name)
 
-    return ir.LazyTensor(read, dtype=dtype, shape=ir.Shape([int(dim) for dim in tensor.shape]), name=tensor.name)
+    return ir.LazyTensor(read, dtype=dtype, shape=ir.Shape(tensor.shape), name=tensor.name)  # type: ignore[arg-type]
 
 
 def cast_before(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> ir.Value:

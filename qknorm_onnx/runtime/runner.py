@@ -86,9 +86,18 @@ def make_runner(
         loaded = raise_to_float64(loaded)
     elif arithmetic == "bfloat16 emulated":
         loaded = emulate_bfloat16(loaded)
+    return run_prepared(loaded, note=note, prefer_reference=prefer_reference, threads=threads)
+
+
+def run_prepared(model: ir.Model, *, note: str = "", prefer_reference: bool = False, threads: int = 0) -> Runner:
+    """A runner of a model whose arithmetic is already what it should be; `note` is added to what it says of itself.
+
+    Raises:
+        CannotRunError: neither runtime knows the model's operators and types.
+    """
     if prefer_reference or not has_onnxruntime():
-        return _reference(loaded, note)
-    return _onnxruntime_first(loaded, note, threads)
+        return _reference(model, note)
+    return _onnxruntime_first(model, note, threads)
 
 
 def loaded_model(source: HasModel | ModelSource) -> ir.Model:

@@ -1,0 +1,97 @@
+"""Random inputs for a subgraph: values of every magnitude, masks that hide some keys, positions that count upwards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qknorm_onnx.proof.region_sizes import Relation, SymbolTable
+from qknorm_onnx.runtime.value_types import FLOAT_TYPES
+
+Tensor = npt.NDArray[Any]
+Kind = Literal["ordinary", "rows of every magnitude", "a row of the mask that hides all or nothing"]
+
+_WIDE_MAGNITUDES: Final = (1e-15, 1e1)  # down to where an L2 norm's 1e-12 matters; float64 squares them without loss
+_HALF_MAGNITUDES: Final = (1e-3, 1e1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RegionCase:
+    """Inputs by name, and in words what is special about them."""
+
+    what: str
+    inputs: dict[str, Tensor]
+    hides_rows: bool = False
+
+
+def region_cases(
+    inputs: Sequence[ir.Value], table: SymbolTable, relation: Relation | None, *, seed: int, half: bool = False
+) -> Iterator[RegionCase]:
+    """The cases that `inputs` are tried on; sizes that a dimension's expression does not allow are left out."""
+    has_mask = any(value.dtype == ir.DataType.BOOL for value in inputs)
+    kinds: list[tuple[Kind, ...]] = [("ordinary", "rows of every magnitude"), ("rows of every magnitude",), ("ordinary",)]
+    if has_mask:
+        kinds[0] = (*kinds[0], "a row of the mask that hides all or nothing")
+    random = np.random.default_rng(seed)
+    for sizes, kinds_of_size in zip(table.assignments(relation), kinds, strict=True):
+        for kind in kinds_of_size:
+            try:
+                values = {
+                    str(value.name): _values(value, table.shape(str(value.name), sizes), kind, random, half) for value in inputs
+                }
+            except ValueError:
+                continue
+            named = ", ".join(f"{symbol} = {size}" for symbol, size in sizes.items())
+            yield RegionCase(what=f"{kind}; {named or 'static sizes'}", inputs=values, hides_rows=kind.startswith("a row"))
+
+
+def _values(value: ir.Value, shape: tuple[int, ...], kind: Kind, random: np.random.Generator, half: bool) -> Tensor:
+    if value.dtype == ir.DataType.BOOL:
+        return _mask(shape, kind, random)
+    if value.dtype in FLOAT_TYPES:
+        array = random.standard_normal(shape)
+        if kind == "rows of every magnitude" and len(shape) >= 3:
+            array = array * _magnitudes(shape[:-1], _HALF_MAGNITUDES if half else _WIDE_MAGNITUDES, random)[..., None]
+        return _rounded(array, value.dtype)
+    assert value.dtype is not None, "inputs without a type are refused before"
+    if len(shape) >= 2:
+        counting = np.arange(shape[-1]) + random.integers(0, 3, (*shape[:-1], 1))
+        integers = counting if kind == "ordinary" else random.integers(0, 2, shape)
+    else:
+        integers = random.integers(0, 3, shape)
+    return np.asarray(integers).astype(value.dtype.numpy())
+
+
+def _magnitudes(shape: tuple[int, ...], limits: tuple[float, float], random: np.random.Generator) -> Tensor:
+    """One factor per row, spread evenly over the decades between `limits`, in random order: none of them is left out."""
+    count = int(np.prod(shape))
+    low, high = (float(np.log(limit)) for limit in limits)
+    exponents = np.linspace(low, high, count) if count > 1 else random.uniform(low, high, count)
+    return np.exp(random.permutation(exponents)).reshape(shape)
+
+
+def _rounded(array: Tensor, dtype: ir.DataType) -> Tensor:
+    """`array` at the precision of `dtype`, so that every arithmetic sees the same numbers. Wide types keep tiny values."""
+    return array.astype(dtype.numpy())
+
+
+def _mask(shape: tuple[int, ...], kind: Kind, random: np.random.Generator) -> Tensor:
+    """About two thirds True. The first key and the diagonal are True, so that a causal query always sees a key."""
+    mask = random.random(shape) < 0.7
+    if mask.ndim == 0:
+        return np.asarray(mask)
+    mask[..., 0] = True
+    if mask.ndim >= 2:
+        offset = shape[-1] - shape[-2]
+        rows = np.arange(shape[-2])
+        columns = np.clip(rows + offset, 0, shape[-1] - 1)
+        mask[..., rows, columns] = True
+    if kind.startswith("a row") and mask.ndim >= 2:
+        mask[..., -1, :] = False
+        mask[..., 0, :] = True
+    return mask
