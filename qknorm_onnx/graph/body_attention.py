@@ -10,7 +10,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.body_builder import KEEP, BodyBuilder, Dim
+from qknorm_onnx.graph.body_builder import KEEP, BodyBuilder, Dim, RuntimeSize
 from qknorm_onnx.graph.body_cache import KeyPositions, count
 from qknorm_onnx.spec.qk_norm_spec import UNLIMITED_WINDOW, AttentionSpec
 
@@ -30,7 +30,7 @@ class AttentionOperands:
     query_bhsd: ir.Value
     key_bhtd: ir.Value
     value_bhtd: ir.Value
-    num_queries: ir.Value
+    num_queries: RuntimeSize
     used: ir.Value | None = None
     head_sink: ir.Value | None = None
 
@@ -47,7 +47,7 @@ def limits_view(spec: AttentionSpec, positions: KeyPositions) -> bool:
 
 
 def visible_keys(
-    body: BodyBuilder, spec: AttentionSpec, positions: KeyPositions, *, num_queries: ir.Value, num_keys: ir.Value
+    body: BodyBuilder, spec: AttentionSpec, positions: KeyPositions, *, num_queries: RuntimeSize, num_keys: RuntimeSize
 ) -> ir.Value | None:
     """Bool (S, T), (B, 1, 1, T) or (B, 1, S, T): what causality, windows and a cache let see. None where nothing is hidden."""
     ahead = 0 if spec.is_causal else spec.right_window_size
@@ -97,7 +97,7 @@ def attend(body: BodyBuilder, spec: AttentionSpec, operands: AttentionOperands, 
     """Softmax attention of prepared operands: (B, Hq, S, Dv) in the attention type."""
     grouped = spec.group_size > 1
     by_query_head: list[Dim] = [KEEP, spec.q_num_heads, operands.num_queries, KEEP]
-    rows = body.times(operands.num_queries, spec.group_size, name="rows_of_kv_head")
+    rows = body.times(operands.num_queries, spec.group_size)
     by_kv_head: list[Dim] = [KEEP, spec.kv_num_heads, rows, KEEP]
     per_head = mask.added is not None or operands.used is not None or operands.head_sink is not None
 

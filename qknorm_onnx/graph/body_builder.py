@@ -6,13 +6,23 @@ the type that a value has already costs no node. No Reshape uses -1 on a tensor 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import onnx_ir as ir
 
-Dim = int | ir.Value  # a size: a number, or an int64 tensor of one element that is computed at run time
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RuntimeSize:
+    """A size that is computed at run time: `vector` (an int64 tensor of one element) times `factor`."""
+
+    vector: ir.Value
+    factor: int = 1
+
+
+Dim = int | RuntimeSize
 
 KEEP: Final = 0  # in the target shape of a Reshape: the input's own dimension, empty ones included
 
@@ -76,40 +86,41 @@ class BodyBuilder:
             self._constants[key] = self.op("Constant", name=name, dtype=tensor.dtype, value=tensor)
         return self._constants[key]
 
-    def size(self, value: ir.Value, axis: int, *, name: str) -> ir.Value:
-        """The run-time size of one axis, as an int64 vector of one element."""
-        return self.op("Shape", value, name=name, dtype=ir.DataType.INT64, start=axis, end=axis + 1)
+    def size(self, value: ir.Value, axis: int, *, name: str) -> RuntimeSize:
+        """The run-time size of one axis."""
+        return RuntimeSize(vector=self.op("Shape", value, name=name, dtype=ir.DataType.INT64, start=axis, end=axis + 1))
 
-    def as_vector(self, size: Dim) -> ir.Value:
+    def as_vector(self, size: Dim, *, name: str = "size") -> ir.Value:
         """A size as an int64 vector of one element."""
-        return self.ints(size) if isinstance(size, int) else size
-
-    def as_scalar(self, size: Dim) -> ir.Value:
-        """A size as an int64 tensor of rank 0."""
         if isinstance(size, int):
-            return self.scalar(size, ir.DataType.INT64)
-        return self.op("Squeeze", size, self.ints(0), name=f"{_stem(size)}_scalar")
+            return self.ints(size)
+        return size.vector if size.factor == 1 else self.op("Mul", size.vector, self.ints(size.factor), name=name)
 
-    def times(self, size: Dim, factor: int, *, name: str) -> Dim:
+    def times(self, size: Dim, factor: int) -> Dim:
         """`size` * `factor`."""
-        if factor == 1 or isinstance(size, int):
-            return size * factor if isinstance(size, int) else size
-        return self.op("Mul", size, self.ints(factor), name=name)
+        return size * factor if isinstance(size, int) else RuntimeSize(vector=size.vector, factor=size.factor * factor)
 
     def divide(self, size: Dim, divisor: int, *, name: str) -> Dim:
         """`size` / `divisor`, which leaves no rest."""
-        if divisor == 1 or isinstance(size, int):
-            return size // divisor if isinstance(size, int) else size
-        return self.op("Div", size, self.ints(divisor), name=name)
+        if isinstance(size, int):
+            return size // divisor
+        if size.factor % divisor == 0:
+            return RuntimeSize(vector=size.vector, factor=size.factor // divisor)
+        return RuntimeSize(vector=self.op("Div", self.as_vector(size), self.ints(divisor), name=name))
 
     def reshape(self, value: ir.Value, *shape: Dim, name: str) -> ir.Value:
-        """`value` in `shape`, where KEEP stands for the input's dimension at that place."""
-        numbers = [size for size in shape if isinstance(size, int)]
-        if len(numbers) == len(shape):
-            target = self.ints(*numbers)
-        else:
-            parts = [self.as_vector(size) for size in shape]
-            target = self.op("Concat", *parts, name=f"{name}_shape", dtype=ir.DataType.INT64, axis=0)
+        """`value` in `shape`, where KEEP stands for the input's dimension at that place.
+
+        The run-time sizes are added into a constant shape rather than concatenated: ONNX Runtime's optimiser turns a
+        concatenated shape into one with -1.
+        """
+        target = self.ints(*(size if isinstance(size, int) else 0 for size in shape))
+        for axis, size in enumerate(shape):
+            if isinstance(size, int):
+                continue
+            place = self.ints(*(size.factor if index == axis else 0 for index in range(len(shape))))
+            term = self.op("Mul", size.vector, place, name=f"{name}_size")
+            target = self.op("Add", target, term, name=f"{name}_shape")
         return self.op("Reshape", value, target, name=name)
 
     def _unique(self, name: str) -> str:

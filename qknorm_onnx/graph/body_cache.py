@@ -6,7 +6,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.body_builder import BodyBuilder
+from qknorm_onnx.graph.body_builder import BodyBuilder, RuntimeSize
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,12 +39,12 @@ def key_positions(
         return KeyPositions(
             first_query=length,
             write_at=body.op("Add", length, new, name="write_at"),
-            valid_keys=body.op("Add", length, num_new, name="valid_keys"),
+            valid_keys=body.op("Add", length, body.as_vector(num_new), name="valid_keys"),
         )
     if query_offset is not None:
         return KeyPositions(first_query=_per_row(body, query_offset, name="query_offset"))
     if past_key is not None:
-        return KeyPositions(first_query=body.size(past_key, 2, name="past_length"))
+        return KeyPositions(first_query=body.size(past_key, 2, name="past_length").vector)
     return KeyPositions()
 
 
@@ -67,10 +67,11 @@ def used_entries(body: BodyBuilder, present_bhsd: ir.Value, positions: KeyPositi
     return body.op("Less", keys, positions.valid_keys, name="used_entries", dtype=ir.DataType.BOOL)
 
 
-def count(body: BodyBuilder, size: ir.Value, *, name: str) -> ir.Value:
+def count(body: BodyBuilder, size: RuntimeSize, *, name: str) -> ir.Value:
     """0 .. size - 1."""
     zero, one = (body.scalar(number, ir.DataType.INT64) for number in (0, 1))
-    return body.op("Range", zero, body.as_scalar(size), one, name=name)
+    end = body.op("Squeeze", body.as_vector(size), body.ints(0), name=f"{name}_end")
+    return body.op("Range", zero, end, one, name=name)
 
 
 def _per_row(body: BodyBuilder, lengths: ir.Value, *, name: str) -> ir.Value:

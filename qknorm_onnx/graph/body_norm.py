@@ -64,7 +64,7 @@ def _rows(body: BodyBuilder, spec: QKNormRotarySpec, x: ir.Value, *, head_size: 
     if spec.groups == 1:
         return x
     hidden = spec.axis == "hidden"
-    width = body.times(head_size, spec.num_heads, name=f"{tag}_width") if hidden else head_size
+    width = body.times(head_size, spec.num_heads) if hidden else head_size
     group = body.divide(width, spec.groups, name=f"{tag}_group_size")
     kept: list[Dim] = [KEEP, KEEP] if hidden else [KEEP, KEEP, KEEP]
     return body.reshape(x, *kept, spec.groups, group, name=f"{tag}_groups")

@@ -91,7 +91,7 @@ def emit_rotary(body: BodyBuilder, spec: QKNormRotarySpec, inputs: Inputs, signa
         tables=rotary_tables(body, spec.rotary, inputs, signature, head_size=head_size, precision=precision),
     )
     x_bhsd = prepare(body, spec, given, head_size=head_size, precision=precision, tag="x")
-    return [merge_heads(body, x_bhsd, body.times(head_size, spec.num_heads, name="x_width"), io=precision.io)]
+    return [merge_heads(body, x_bhsd, body.times(head_size, spec.num_heads), io=precision.io)]
 
 
 def emit_attention(body: BodyBuilder, spec: QKNormSpec, inputs: Inputs, signature: BodySignature) -> Sequence[ir.Value]:
@@ -145,7 +145,7 @@ def emit_core(
     )
     mask = _mask(body, spec, operands, positions, inputs, signature)
     y_bhsd = attend(body, spec, operands, mask)
-    width = body.times(value_size, spec.q_num_heads, name="y_width")
+    width = body.times(value_size, spec.q_num_heads)
     return [merge_heads(body, y_bhsd, width, io=precision.io, name="y"), present_key, present_value][: signature.num_outputs]
 
 

@@ -87,7 +87,7 @@ class IndexReader:
         return self._leaf(value, found_or_extents)
 
     def _with_declared_bounds(self, value: ir.Value, found: IndexTensor) -> IndexTensor:
-        """A slice of a table has size `min(table, size)`: where the graph declares that size, the declaration says which it is."""
+        """A slice of a table has size `min(table, size)`: where the graph declares a size, that says which of the two it is."""
         if not any(_is_clipped(extent) for extent in found.extents):
             return found
         declared = self._declared_extents(value)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import onnx_ir as ir
+
 from qknorm_onnx.graph.recognise.index_algebra import conjuncts
 from qknorm_onnx.graph.recognise.index_terms import (
     FALSE,
@@ -22,6 +24,8 @@ from qknorm_onnx.graph.recognise.index_terms import (
     Truth,
     index,
 )
+
+_NEAR = 40
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,25 @@ def _reason(part: Truth, query_axis: int, key_axis: int) -> str:
 
 def _source(read: Read) -> str:
     node = read.value.producer()
-    return f"'{read.value.name}' ({'a graph input' if node is None else f'computed by {node.op_type}'})"
+    if node is None:
+        return f"'{read.value.name}' (a graph input)"
+    roots = _roots(read.value)
+    return f"'{read.value.name}' ({node.op_type}{' of ' if roots else ''}{' and '.join(roots)})"
+
+
+def _roots(value: ir.Value) -> list[str]:
+    """The inputs that a value hangs on by at most `_NEAR` values in between; none where it hangs on more."""
+    seen, pending, roots = set[ir.Value](), [value], set[str]()
+    while pending and len(seen) < _NEAR:
+        current = pending.pop()
+        node = current.producer()
+        if current in seen or node is None:
+            roots |= {f"'{current.name}'"} if node is None and not current.is_initializer() else set()
+            continue
+        seen.add(current)
+        if node.op_type not in ("Shape", "Constant"):
+            pending.extend(source for source in node.inputs if source is not None)
+    return [] if pending else sorted(roots)
 
 
 def _forms(truth: Truth) -> Iterator[Linear]:

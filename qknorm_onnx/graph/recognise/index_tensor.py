@@ -148,7 +148,11 @@ def forms(source: IndexTensor | None) -> list[Linear] | None:
 
 def constant_element(number: object) -> Element:
     """A NumPy scalar as a term."""
-    return Known(bool(number)) if isinstance(number, (bool, np.bool_)) else constant(float(number))  # type: ignore[arg-type]
+    if isinstance(number, (bool, np.bool_)):
+        return Known(bool(number))
+    if isinstance(number, np.integer):
+        return Linear(int(number))
+    return constant(float(number))  # type: ignore[arg-type]
 
 
 def constant_tensor(array: np.ndarray, dtype: ir.DataType) -> IndexTensor | None:

@@ -33,9 +33,9 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.recognise.index_algebra import proven_nonnegative
 from qknorm_onnx.graph.recognise.index_band import Alignment, Band, Finding, Place, fit_band
-from qknorm_onnx.graph.recognise.index_conjuncts import SMALLEST_FINITE, additive_parts, boolean_parts
+from qknorm_onnx.graph.recognise.index_conjuncts import SMALLEST_FINITE, Part, additive_parts, boolean_parts
 from qknorm_onnx.graph.recognise.index_expression import IndexReader
-from qknorm_onnx.graph.recognise.index_terms import Dimension, Linear, form_of
+from qknorm_onnx.graph.recognise.index_terms import ONE, Dimension, Linear, form_of
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,9 @@ class MaskContext:
     def reader_of(self, mask: ir.Value) -> IndexReader:
         """The reader for `mask`, which takes the sizes of the mask itself to be 1 at least: of an empty mask anything is true."""
         known = self.reader.read(mask)
-        atoms = (
-            [next(iter(extent.terms), None) for extent in known.extents if len(extent.terms) == 1] if known is not None else []
-        )
-        sizes = frozenset(atom[0] for atom in atoms if atom is not None and isinstance(atom[0], Dimension))
+        extents = known.extents if known is not None else ()
+        terms = [term for extent in extents if len(extent.terms) == 1 for term in extent.terms]
+        sizes = frozenset(atom for atom, _ in terms if isinstance(atom, Dimension))
         return self._nonempty.setdefault(sizes, IndexReader(sizes))
 
     def extent(self, value: ir.Value, axis: int) -> Linear:
@@ -164,7 +163,7 @@ def recognise_mask(
         parts = list(additive_parts(reader, mask, axes))
     band = fit_band([Finding.of(reader, part, place) for part in parts], place)
     wrong = _wrong_size(band, place, query_length, key_length)
-    if wrong is not None or (band.kept and not band.adopted):
+    if wrong is not None or not _is_gain(band, reader, place):
         reasons = tuple(dict.fromkeys(finding.reason for finding in band.kept)) if wrong is None else (wrong,)
         return _untouched(mask, known.rank, negated, fill_value, sizes, reasons)
     return _recognised(band, place)
@@ -205,6 +204,18 @@ def _wrong_size(band: Band, place: Place, query_length: Linear | None, key_lengt
     if key_length is not None and key_length != place.key_length and band.alignment != "lower_right":
         return f"the mask has {place.key_length} columns and the attention {key_length} keys, not proven equal"
     return None
+
+
+def _is_gain(band: Band, reader: IndexReader, place: Place) -> bool:
+    """Whether anything is won: a limit, or that no part is left that has a row for each query."""
+    if band.alignment != "none" or not band.kept:
+        return True
+    return bool(band.adopted) and all(_is_one_row(finding.part, reader, place) for finding in band.kept)
+
+
+def _is_one_row(part: Part, reader: IndexReader, place: Place) -> bool:
+    axis, known = part.axes[place.query_axis], reader.read(part.value)
+    return axis is None or (known is not None and known.extents[axis] == ONE)
 
 
 def _recognised(band: Band, place: Place) -> MaskFragment:
