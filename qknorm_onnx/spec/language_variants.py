@@ -203,7 +203,7 @@ _NORM_THEN_ROTARY: Final[tuple[Variant, ...]] = (
     Variant(
         name="muse",
         spec=QKNormSpec(
-            attention=_causal(4, 1, 1.5 / math.sqrt(8)),
+            attention=_causal(4, 1, 2.0 / math.sqrt(8)),
             norm=NormSpec(q_kind="rms", k_kind="rms", q_epsilon=1e-5, k_epsilon=1e-5),
             rotary=_AFTER_NORM,
         ),
