@@ -7,6 +7,7 @@ ONNX int of 0 or 1; floats were rounded to float32 when the spec was made, so th
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, cast, get_type_hints
 
@@ -33,6 +34,7 @@ class AttributeField:
         return self.default is dataclasses.MISSING
 
 
+@functools.cache
 def attribute_fields(spec_type: type[Spec]) -> tuple[AttributeField, ...]:
     """The ONNX attributes of a spec type, in the order of their declaration."""
     return tuple(_walk(spec_type, ()))
@@ -76,9 +78,10 @@ def _walk(owner: Any, path: tuple[str, ...]) -> Iterator[AttributeField]:
             yield AttributeField(here, field.metadata["onnx_name"], leaf, field.default, field.metadata["doc"])
 
 
-def _typed_fields(owner: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
+@functools.cache
+def _typed_fields(owner: Any) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
     hints = get_type_hints(owner)
-    return [(field, hints[field.name]) for field in dataclasses.fields(owner)]
+    return tuple((field, hints[field.name]) for field in dataclasses.fields(owner))
 
 
 def _python_value(field: AttributeField, value: AttributeValue | bytes) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import onnx_ir as ir
@@ -40,8 +41,7 @@ class AttachBodiesPass(ir.passes.InPlacePass):
             used = False
             for node in canonical_nodes(scope):
                 used = True
-                body = _attach(node, opset=onnx_opset(model))
-                bodies.setdefault(body.identifier(), body)
+                _attach(node, bodies, opset=onnx_opset(model))
             _import_domain(scope, used)
         kept = {key: function for key, function in model.functions.items() if function.domain != DOMAIN}
         model.functions.clear()
@@ -71,16 +71,21 @@ def onnx_opset(model: ir.Model) -> int:
     return version
 
 
-def _attach(node: ir.Node, *, opset: int) -> ir.Function:
+def _attach(node: ir.Node, bodies: dict[ir.OperatorIdentifier, ir.Function], *, opset: int) -> None:
+    """Set the overload of `node` and add its body to `bodies`, unless an equal one is there."""
+    make: Callable[[], ir.Function]
     try:
         signature = node_signature(node)
         if is_attention_node(node):
-            spec, _ = read_attention_node(node)
-            node.overload = overload_name(spec, signature)
-            return attention_body(spec, signature, opset=opset)
-        rotary_spec, _ = read_rotary_node(node)
-        node.overload = overload_name(rotary_spec, signature)
-        return rotary_body(rotary_spec, signature, opset=opset)
+            attention, _ = read_attention_node(node)
+            node.overload = overload_name(attention, signature)
+            make = functools.partial(attention_body, attention, signature, opset=opset)
+        else:
+            rotary, _ = read_rotary_node(node)
+            node.overload = overload_name(rotary, signature)
+            make = functools.partial(rotary_body, rotary, signature, opset=opset)
+        if node.op_identifier() not in bodies:
+            bodies[node.op_identifier()] = make()
     except SpecError as error:
         raise SpecError(f"node {node.name!r} cannot have a function body: {error}") from error
 
