@@ -34,7 +34,6 @@ class AttributeField:
         return self.default is dataclasses.MISSING
 
 
-@functools.cache
 def attribute_fields(spec_type: type[Spec]) -> tuple[AttributeField, ...]:
     """The ONNX attributes of a spec type, in the order of their declaration."""
     return tuple(_walk(spec_type, ()))
