@@ -1,0 +1,257 @@
+"""Weights, biases, factors, masks and tables of a match as inputs of a canonical node: constants folded, the rest as nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from qknorm_onnx.graph.match import Array, Bias, Dim, Factor, Gain, Layout, Parameter, Preparation, Table
+from qknorm_onnx.graph.node_builder import NodeBuilder
+from qknorm_onnx.graph.recognise.constants import constant
+
+GRID = "HD"
+
+
+def weight_parameter(builder: NodeBuilder, preparation: Preparation) -> ir.Value | None:
+    """The norm's weight: (D) or (H, D), or the model's own tensor where it already is one of these; None where it is 1."""
+    gain = preparation.weight
+    if preparation.spec.kind == "none" or gain.trivial:
+        return None
+    folded = _folded(gain, GRID)
+    if folded is not None and np.all(folded == 1):
+        return None
+    only = gain.factors[0] if len(gain.factors) == 1 and gain.number == 1.0 else None
+    if only is not None and not only.inverse and _usable(only.parameter.layout):
+        return only.parameter.value
+    heads, size = preparation.spec.num_heads, preparation.source.static("D")
+    assert size is not None, "recognition requires heads of a fixed size"
+    if folded is not None:
+        return builder.constant(_per_value(folded, heads, size), "weight")
+    grid = _product(builder, gain, GRID)
+    return _expanded(builder, grid, heads, size)
+
+
+def bias_parameter(builder: NodeBuilder, preparation: Preparation) -> ir.Value | None:
+    """The norm's bias, shaped as its weight; None where it is 0."""
+    parameter = preparation.bias
+    if preparation.spec.kind == "none" or parameter is None:
+        return None
+    array = _grid_of(parameter, GRID)
+    if array is not None and not array.any():
+        return None
+    if _usable(parameter.layout):
+        return parameter.value
+    heads, size = preparation.spec.num_heads, preparation.source.static("D")
+    assert size is not None, "recognition requires heads of a fixed size"
+    if array is not None:
+        return builder.constant(_per_value(array, heads, size), "bias")
+    return _expanded(builder, _grid_nodes(builder, parameter, GRID), heads, size)
+
+
+def query_factor(builder: NodeBuilder, gain: Gain) -> ir.Value | None:
+    """A factor of the finished queries, broadcastable to (B, H, S, D); None where there is none."""
+    if gain.trivial:
+        return None
+    only = gain.factors[0] if len(gain.factors) == 1 and gain.number == 1.0 else None
+    if only is not None and not only.inverse and _broadcasts(only.parameter.layout):
+        return only.parameter.value
+    folded = _folded(gain, "BHSD")
+    return builder.constant(folded, "q_scale") if folded is not None else _product(builder, gain, "BHSD")
+
+
+def head_vector(builder: NodeBuilder, parameter: Parameter) -> ir.Value:
+    """One number per head, (H)."""
+    array = _grid_of(parameter, "H")
+    if array is not None:
+        return parameter.value if parameter.layout == ("H",) else builder.constant(array, "head_sink")
+    return builder.reshape(parameter.value, [-1], [_sizes(parameter).get("H", 1)])
+
+
+def combined_bias(builder: NodeBuilder, biases: Sequence[Bias], dtype: ir.DataType | None) -> ir.Value | None:
+    """All masks as one: boolean if all of them hide keys for good, else a float that is added to the logits."""
+    if not biases:
+        return None
+    as_bool = all(bias.value.dtype == ir.DataType.BOOL and bias.fill in (None, float("-inf")) for bias in biases)
+    masks = [_visible(builder, bias) if as_bool else _added(builder, bias, dtype) for bias in biases]
+    total = masks[0]
+    for mask in masks[1:]:
+        total = builder.apply("And" if as_bool else "Add", [total, mask], dims=_broadcast_dims(total, mask))
+    return total
+
+
+def rotary_table(builder: NodeBuilder, table: Table, label: str) -> ir.Value:
+    """cos or sin as (S, W), (B, S, W) or (B, H, S, W)."""
+    parts = [_columns(builder, value, columns) for value, columns in table.parts]
+    value = parts[0]
+    if len(parts) > 1:
+        assert value.shape is not None
+        axis = ir.AttrInt64("axis", -1)
+        value = builder.apply("Concat", parts, dims=[*value.shape[:-1], table.width], attributes=[axis])
+    if table.negated:
+        assert value.shape is not None
+        value = builder.apply("Neg", [value], dims=list(value.shape))
+    return _table_axes(builder, value, table.layout)
+
+
+def _usable(layout: Layout) -> bool:
+    return layout in (("D",), ("H", "D"), ("HD",))
+
+
+def _broadcasts(layout: Layout) -> bool:
+    """Whether the axes stand where those of (B, H, S, D) do, counted from the end."""
+    return len(layout) <= 4 and all(letters in ("", name) for letters, name in zip(layout[::-1], "DSHB", strict=False))
+
+
+def _sizes(parameter: Parameter) -> dict[str, Dim]:
+    assert parameter.value.shape is not None
+    return {letters: dim for letters, dim in zip(parameter.layout, parameter.value.shape, strict=True) if letters}
+
+
+def _grid_of(parameter: Parameter, order: str, *, inner: int | None = None) -> Array | None:
+    """A constant with one axis for each letter of `order` (size 1 where it does not vary)."""
+    array = constant(parameter.value)
+    if array is None:
+        return None
+    axes = [axis for axis, letters in enumerate(parameter.layout) if letters]
+    array = array.reshape([array.shape[axis] for axis in axes])
+    letters = [parameter.layout[axis] for axis in axes]
+    if letters == ["HD"]:
+        return array.reshape(1, -1) if inner is None else array.reshape(-1, inner)
+    array = array.transpose(sorted(range(len(letters)), key=lambda index: order.index(letters[index])))
+    return array.reshape([dict(zip(sorted(letters, key=order.index), array.shape, strict=True)).get(name, 1) for name in order])
+
+
+def _folded(gain: Gain, order: str) -> Array | None:
+    """The product of constants, in their own type if it is one type, else in float32."""
+    widths = [
+        array.shape[-1]
+        for factor in gain.factors
+        if (array := constant(factor.parameter.value)) is not None and "D" in factor.parameter.layout
+    ]
+    grids = [_grid_of(factor.parameter, order, inner=widths[0] if widths else None) for factor in gain.factors]
+    arrays = [grid for grid in grids if grid is not None]
+    if len(arrays) != len(grids):
+        return None
+    kinds = {array.dtype for array in arrays}
+    total = np.full((1,) * len(order), gain.number, dtype=np.float64)
+    for factor, array in zip(gain.factors, arrays, strict=True):
+        wide = array.astype(np.float64)
+        total = total / wide if factor.inverse else total * wide
+    return total.astype(kinds.pop() if len(kinds) == 1 else np.float32)
+
+
+def _per_value(grid: Array, heads: int, size: int) -> Array:
+    """(H or 1, D or 1) as (D) or (H, D); a row of H*D values as it is."""
+    if grid.shape == (1, heads * size) and heads > 1:
+        return grid.reshape(-1)
+    if grid.shape[0] == 1:
+        return np.broadcast_to(grid, (1, size)).reshape(size)
+    return np.broadcast_to(grid, (heads, size))
+
+
+def _grid_nodes(builder: NodeBuilder, parameter: Parameter, order: str) -> ir.Value:
+    """As `_grid_of`, for a tensor that is computed or fed."""
+    axes = [axis for axis, letters in enumerate(parameter.layout) if letters]
+    singles = [axis for axis, letters in enumerate(parameter.layout) if not letters]
+    axes.sort(key=lambda axis: order.index(parameter.layout[axis][0]))
+    value = builder.transpose(parameter.value, [*singles, *axes])
+    letters = [parameter.layout[axis] for axis in axes]
+    if letters == ["HD"] or (not singles and letters == list(order)):
+        return value
+    sizes = _sizes(parameter)
+    dims = [sizes.get(name, 1) for name in order]
+    target = [dim if isinstance(dim, int) else -1 for dim in dims]
+    if target.count(-1) <= 1:
+        return builder.reshape(value, target, dims)
+    missing = [index for index, name in enumerate(order) if name not in letters]
+    if singles:
+        value = builder.apply(
+            "Squeeze", [value, builder.integers(range(len(singles)), "axes")], dims=[sizes[name] for name in letters]
+        )
+    return builder.apply("Unsqueeze", [value, builder.integers(missing, "axes")], dims=dims) if missing else value
+
+
+def _product(builder: NodeBuilder, gain: Gain, order: str) -> ir.Value:
+    parts = [(factor, _grid_nodes(builder, factor.parameter, order)) for factor in gain.factors]
+    total = _first_factor(builder, *parts[0])
+    for factor, value in parts[1:]:
+        total = builder.apply("Div" if factor.inverse else "Mul", [total, value], dims=_broadcast_dims(total, value))
+    if gain.number != 1.0:
+        assert total.dtype is not None and total.shape is not None
+        scalar = builder.constant(np.asarray(gain.number, dtype=total.dtype.numpy()), "factor")
+        total = builder.apply("Mul", [total, scalar], dims=list(total.shape))
+    return total
+
+
+def _first_factor(builder: NodeBuilder, factor: Factor, value: ir.Value) -> ir.Value:
+    assert value.shape is not None
+    return builder.apply("Reciprocal", [value], dims=list(value.shape)) if factor.inverse else value
+
+
+def _expanded(builder: NodeBuilder, grid: ir.Value, heads: int, size: int) -> ir.Value:
+    """(H or 1, D or 1) as (H, D), by nodes."""
+    if grid.shape is not None and list(grid.shape) in ([heads, size], [heads * size]):
+        return grid
+    return builder.apply("Expand", [grid, builder.integers([heads, size], "shape")], dims=[heads, size])
+
+
+def _visible(builder: NodeBuilder, bias: Bias) -> ir.Value:
+    assert bias.value.shape is not None
+    return builder.apply("Not", [bias.value], dims=list(bias.value.shape)) if bias.negated else bias.value
+
+
+def _added(builder: NodeBuilder, bias: Bias, dtype: ir.DataType | None) -> ir.Value:
+    """A boolean mask as a float: 0 where a key is visible, else what the model writes there."""
+    if bias.value.dtype != ir.DataType.BOOL:
+        return bias.value
+    assert dtype is not None and bias.value.shape is not None
+    fill = -np.inf if bias.fill is None else bias.fill
+    kind = dtype.numpy()
+    hidden, visible = (builder.constant(np.asarray(item, dtype=kind), "mask") for item in (fill, 0.0))
+    branches = [hidden, visible] if bias.negated else [visible, hidden]
+    return builder.apply("Where", [bias.value, *branches], dims=list(bias.value.shape), dtype=dtype)
+
+
+def _broadcast_dims(first: ir.Value, second: ir.Value) -> list[Dim]:
+    assert first.shape is not None and second.shape is not None
+    rank = max(len(first.shape), len(second.shape))
+    rows = [[1] * (rank - len(value.shape)) + list(value.shape) for value in (first, second) if value.shape is not None]
+    return [b if a == 1 else a for a, b in zip(*rows, strict=True)]
+
+
+def _columns(builder: NodeBuilder, value: ir.Value, columns: tuple[int, ...]) -> ir.Value:
+    assert value.shape is not None
+    if columns == tuple(range(int(value.shape[-1]))):  # type: ignore[arg-type]
+        return value
+    dims = [*value.shape[:-1], len(columns)]
+    steps = {second - first for first, second in zip(columns, columns[1:], strict=False)}
+    step = steps.pop() if len(steps) == 1 else 0
+    if step > 0:
+        bounds = [[columns[0]], [columns[-1] + 1], [-1], [step]]
+        return builder.apply("Slice", [value, *(builder.integers(item, "slice") for item in bounds)], dims=dims)
+    indices = builder.integers(columns, "columns")
+    return builder.apply("Gather", [value, indices], dims=dims, attributes=[ir.AttrInt64("axis", -1)])
+
+
+def _table_axes(builder: NodeBuilder, value: ir.Value, layout: Layout) -> ir.Value:
+    """Axes of a table in the order (B, H, S, W), without those that it does not need."""
+    if len(layout) <= 4 and len(layout) >= 2:
+        names = {2: "SW", 3: "BSW", 4: "BHSW"}[len(layout)]
+        if all(letters in ("", name) for letters, name in zip(layout, names, strict=True)):
+            return value
+    assert value.shape is not None
+    sizes = {letters: dim for letters, dim in zip(layout, value.shape, strict=True) if letters}
+    singles = [axis for axis, letters in enumerate(layout) if not letters]
+    if singles:
+        rest = [dim for axis, dim in enumerate(value.shape) if axis not in singles]
+        value = builder.apply("Squeeze", [value, builder.integers(singles, "axes")], dims=rest)
+    letters = [item for item in layout if item]
+    value = builder.transpose(value, sorted(range(len(letters)), key=lambda index: "BHSW".index(letters[index])))
+    names = "BHSW" if "H" in letters else "BSW" if "B" in letters else "SW"
+    missing = [index for index, name in enumerate(names) if name not in letters]
+    if not missing:
+        return value
+    dims = [sizes.get(name, 1) for name in names]
+    return builder.apply("Unsqueeze", [value, builder.integers(missing, "axes")], dims=dims)

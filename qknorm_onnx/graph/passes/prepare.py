@@ -1,0 +1,41 @@
+"""Makes a model walkable for the recognisers without changing what it computes."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+from onnxscript.optimizer import fold_constants_ir
+
+from qknorm_onnx.spec.signature import DOMAIN
+
+# Results of constant folding that are larger stay computed: a mask or table for all positions does not belong into a file.
+LARGEST_FOLDED = 1 << 16
+
+
+class PreparePass(ir.passes.InPlacePass):
+    """Inlines functions, folds small constants, removes identities and duplicates, and infers shapes."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Run on `model` in place."""
+        before = _fingerprint(model)
+        common.InlinePass(criteria=lambda function: function.domain != DOMAIN)(model)
+        common.IdentityEliminationPass()(model)
+        infer_shapes(model)
+        fold_constants_ir(model, output_size_limit=LARGEST_FOLDED)
+        common.IdentityEliminationPass()(model)
+        common.CommonSubexpressionEliminationPass()(model)
+        common.RemoveUnusedNodesPass()(model)
+        infer_shapes(model)
+        return ir.passes.PassResult(model, _fingerprint(model) != before)
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Shapes of all values, as far as ONNX's inference can tell them; a model that it cannot read is left as it is."""
+    common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+
+
+def _fingerprint(model: ir.Model) -> tuple[object, ...]:
+    """What the steps above may change: nodes, their inputs, and known shapes."""
+    nodes = tuple((node.domain, node.op_type, tuple(id(value) for value in node.inputs)) for node in model.graph)
+    shapes = tuple(str(value.shape) for node in model.graph for value in node.outputs)
+    return nodes, shapes, len(model.functions)

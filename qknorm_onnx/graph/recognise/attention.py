@@ -1,0 +1,146 @@
+"""Attention cores: where softmax(q.k) meets v. One function per spelling; `CORE_READERS` lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from qknorm_onnx.graph.match import Bias, Core, Declined, Located
+from qknorm_onnx.graph.recognise.constants import attribute_float, attribute_int, input_of, rank_of
+from qknorm_onnx.graph.recognise.layout import dims_of
+from qknorm_onnx.graph.recognise.scores import Scores, read_scores
+
+CoreReader = Callable[[ir.Node], Core | Declined | None]
+
+
+def read_core(node: ir.Node) -> Core | Declined | None:
+    """The core whose softmax (or fused operator) `node` is; None where it is no attention at all."""
+    for reader in CORE_READERS:
+        core = reader(node)
+        if core is not None:
+            return core
+    return None
+
+
+def read_softmax(node: ir.Node) -> Core | Declined | None:
+    """MatMul > scale, soft cap, masks > Softmax > MatMul."""
+    if node.domain != "" or node.op_type != "Softmax" or node.inputs[0] is None:
+        return None
+    rank = rank_of(node.inputs[0])
+    if rank is None or attribute_int(node, "axis", -1) not in (-1, rank - 1):
+        return None
+    product = _value_product(node.outputs[0])
+    if product is None:
+        return None
+    scores = read_scores(node.inputs[0])
+    if scores is None:
+        return None
+    if isinstance(scores, Declined):
+        return scores
+    return _softmax_core(node, scores, product)
+
+
+def _softmax_core(node: ir.Node, scores: Scores, product: ir.Node) -> Core | Declined:
+    query, key_transposed, value = scores.product.inputs[0], scores.product.inputs[1], product.inputs[1]
+    if query is None or key_transposed is None or value is None:
+        return Declined("one of its matrix products lacks an operand", product)
+    shapes = [dims_of(item) for item in (query, key_transposed, value)]
+    if any(shape is None for shape in shapes):
+        return Declined("the shapes of its operands are unknown", scores.product, "run shape inference first")
+    if any(shape is None or len(shape) != 4 for shape in shapes):
+        return Declined("its operands do not have four axes (batch, heads, positions, values)", scores.product)
+    q_dims, k_dims, v_dims = (shape for shape in shapes if shape is not None)
+    head_size = q_dims[3] if isinstance(q_dims[3], int) else k_dims[2]
+    if not isinstance(head_size, int) or not isinstance(q_dims[1], int):
+        return Declined(
+            "the axis of its dot products has no fixed size, as in attention between channels",
+            scores.product,
+        )
+    sizes = dict(zip("BHSD", q_dims, strict=True)) | {"D": head_size}
+    k_sizes = {"B": q_dims[0], "H": q_dims[1], "S": k_dims[3], "D": head_size}
+    v_sizes = {"B": q_dims[0], "H": q_dims[1], "S": v_dims[2], "D": v_dims[3]}
+    return Core(
+        node=node,
+        query=Located(query, ("B", "H", "S", "D"), sizes),
+        key=Located(key_transposed, ("B", "H", "D", "S"), k_sizes),
+        value=Located(value, ("B", "H", "S", "D"), v_sizes),
+        output=Located(product.outputs[0], ("B", "H", "S", "D"), sizes | {"D": v_dims[3]}),
+        scale=scores.scale,
+        factors=scores.factors,
+        softcap=scores.softcap,
+        logit_clamp=scores.logit_clamp,
+        biases=scores.biases,
+        sink=scores.sink,
+    )
+
+
+def _value_product(probabilities: ir.Value) -> ir.Node | None:
+    """The MatMul that weighs the values, behind casts, the guard against NaN rows, and the cut of a sink's column."""
+    for _ in range(8):
+        consumers = [usage.node for usage in probabilities.uses()]
+        products = [node for node in consumers if node.op_type == "MatMul" and node.inputs[0] is probabilities]
+        if len(products) == 1 and len(consumers) == 1:
+            return products[0]
+        if any(node.op_type not in PROBABILITY_OPERATORS for node in consumers) or not consumers:
+            return None
+        results = [node for node in consumers if node.op_type != "IsNaN"]
+        if len(results) != 1:
+            return None
+        probabilities = results[0].outputs[0]
+    return None
+
+
+PROBABILITY_OPERATORS = ("IsNaN", "Where", "Cast", "Identity", "Dropout", "Slice")
+
+
+def read_attention_operator(node: ir.Node) -> Core | Declined | None:
+    """ONNX Attention (opset 23 and newer) on operands with four axes."""
+    if node.domain != "" or node.op_type != "Attention":
+        return None
+    operands = [input_of(node, index) for index in range(3)]
+    shapes = [dims_of(item) if item is not None else None for item in operands]
+    if any(shape is None for shape in shapes):
+        return Declined("the shapes of its operands are unknown", node, "run shape inference first")
+    if attribute_int(node, "qk_matmul_output_mode", 0) or len(node.outputs) > 3:
+        return Declined("it also returns its logits", node)
+    if input_of(node, 6) is not None:
+        return Declined("it reads a padded cache (nonpad_kv_seqlen)", node)
+    located = [_operand(node, value, name) for value, name in zip(operands, ("q", "kv", "kv"), strict=True)]
+    if any(item is None for item in located):
+        return Declined("its operands have neither three nor four axes, or their number of heads is not fixed", node)
+    query, key, value = (item for item in located if item is not None)
+    head_size = query.static("D")
+    if head_size is None:
+        return Declined("the size of its heads is not fixed", node)
+    scale = attribute_float(node, "scale", 0.0) or head_size**-0.5
+    mask, past_key, past_value = input_of(node, 3), input_of(node, 4), input_of(node, 5)
+    presents = (node.outputs[1], node.outputs[2]) if len(node.outputs) == 3 else None
+    return Core(
+        node=node,
+        query=query,
+        key=key,
+        value=value,
+        output=Located(node.outputs[0], query.layout, {**query.sizes, "D": value.sizes["D"]}),
+        scale=scale,
+        softcap=attribute_float(node, "softcap", 0.0),
+        is_causal=bool(attribute_int(node, "is_causal", 0)),
+        biases=(Bias(mask),) if mask is not None else (),
+        past=(past_key, past_value) if past_key is not None and past_value is not None else None,
+        presents=presents,
+    )
+
+
+def _operand(node: ir.Node, value: ir.Value | None, side: str) -> Located | None:
+    dims = dims_of(value) if value is not None else None
+    if value is None or dims is None:
+        return None
+    if len(dims) == 4 and isinstance(dims[1], int):
+        return Located(value, ("B", "H", "S", "D"), dict(zip("BHSD", dims, strict=True)))
+    heads = attribute_int(node, f"{side}_num_heads", 0)
+    if len(dims) == 3 and heads and isinstance(dims[2], int):
+        return Located(value, ("B", "S", "HD"), {"B": dims[0], "S": dims[1], "H": heads, "D": dims[2] // heads})
+    return None
+
+
+CORE_READERS: tuple[CoreReader, ...] = (read_softmax, read_attention_operator)

@@ -1,0 +1,263 @@
+"""What a stretch of a graph does to the last axis of a tensor, value by value.
+
+A rotary embedding has many spellings (halves or neighbours, cat, stack, chunk, slices, sums of products of complex
+parts, fused operators), but one meaning: each output is x_i * cos + x_j * sin. So the graph between x and a candidate
+output is evaluated on names instead of numbers: each channel is a list of terms sign * x[source] * table[column].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qknorm_onnx.graph.recognise.constants import attribute_int, attribute_or_input, constant, input_of, integers, number
+from qknorm_onnx.graph.recognise.layout import dims_of, same_size
+
+MAX_DEPTH = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """sign * x[source], times column `column` of `table` if there is one."""
+
+    sign: int
+    source: int
+    table: ir.Value | None = None
+    column: int = 0
+
+
+Terms = tuple[Term, ...]
+Channels = npt.NDArray[Any]  # of Terms; its axes are the trailing axes of the tensor that x's last axis was cut into
+
+
+class NotLinear(Exception):
+    """The stretch does something else than to select, negate, add and multiply by tables."""
+
+
+class ChannelReader:
+    """Evaluates values behind `x`, a tensor whose last axis is the one that is followed."""
+
+    def __init__(self, x: ir.Value) -> None:
+        dims = dims_of(x)
+        if dims is None or not dims or not isinstance(dims[-1], int):
+            raise NotLinear
+        self.lead = len(dims) - 1
+        self.lead_dims = dims[:-1]
+        first = np.empty(dims[-1], dtype=object)
+        first[:] = [(Term(1, index),) for index in range(dims[-1])]
+        self._known: dict[ir.Value, Channels | None] = {x: first}
+
+    def read(self, value: ir.Value | None, depth: int = MAX_DEPTH) -> Channels | None:
+        """The channels of `value`; None if it does not depend on x. Raises NotLinear."""
+        if value is None:
+            return None
+        if value not in self._known:
+            self._known[value] = self._evaluate(value, depth)
+        return self._known[value]
+
+    def _evaluate(self, value: ir.Value, depth: int) -> Channels | None:
+        node = value.producer()
+        if node is None or depth == 0:
+            return None
+        operands = [self.read(operand, depth - 1) for operand in node.inputs]
+        if all(operand is None for operand in operands):
+            return None
+        rule = CHANNEL_RULES.get((node.domain, node.op_type))
+        if rule is None:
+            raise NotLinear
+        return rule(self, node, value, operands)
+
+    def axis(self, node: ir.Node, rank: int, default: int = 0) -> int:
+        """The `axis` attribute, counted from the first followed axis."""
+        axis = attribute_int(node, "axis", default) % rank - self.lead
+        if axis < 0:
+            raise NotLinear
+        return axis
+
+
+Operands = list[Channels | None]
+Rule = Callable[[ChannelReader, ir.Node, ir.Value, Operands], Channels]
+
+
+def _map(channels: Channels, change: Callable[[Term], Term]) -> Channels:
+    out = np.empty(channels.shape, dtype=object)
+    for index in np.ndindex(channels.shape):
+        out[index] = tuple(change(term) for term in channels[index])
+    return out
+
+
+def _only(operands: Operands) -> Channels:
+    """The first operand, which alone depends on x."""
+    if operands[0] is None or any(operand is not None for operand in operands[1:]):
+        raise NotLinear
+    return operands[0]
+
+
+def _same(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
+    return _only(operands)
+
+
+def _neg(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
+    return _map(_only(operands), lambda term: dataclasses.replace(term, sign=-term.sign))
+
+
+def _sum(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
+    first, second = operands
+    if first is None or second is None or first.shape != second.shape:
+        raise NotLinear
+    if node.op_type == "Sub":
+        second = _map(second, lambda term: dataclasses.replace(term, sign=-term.sign))
+    out = np.empty(first.shape, dtype=object)
+    for index in np.ndindex(first.shape):
+        out[index] = first[index] + second[index]
+    return out
+
+
+def _product(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
+    data, table = (operands[0], node.inputs[1]) if operands[1] is None else (operands[1], node.inputs[0])
+    if data is None or table is None or all(operand is not None for operand in operands):
+        raise NotLinear
+    if number(table) == -1.0:
+        return _map(data, lambda term: dataclasses.replace(term, sign=-term.sign))
+    columns = _columns(table, data.ndim)
+    data, columns = np.broadcast_arrays(data, columns, subok=False)
+    out = np.empty(data.shape, dtype=object)
+    for index in np.ndindex(data.shape):
+        if any(term.table is not None for term in data[index]):
+            raise NotLinear
+        out[index] = tuple(Term(term.sign, term.source, table, int(columns[index])) for term in data[index])
+    return out
+
+
+def _columns(table: ir.Value, trailing: int) -> npt.NDArray[np.int64]:
+    """The number of each entry of the table's last `trailing` axes, counted in row-major order."""
+    dims = dims_of(table)
+    if dims is None or len(dims) < trailing:
+        raise NotLinear
+    own = dims[len(dims) - trailing :]
+    if any(not isinstance(dim, int) for dim in own):
+        raise NotLinear
+    sizes = [int(dim) for dim in own]  # type: ignore[arg-type]
+    return np.arange(int(np.prod(sizes))).reshape(sizes)
+
+
+def _concat(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
+    parts = [operand for operand in operands if operand is not None]
+    if len(parts) != len(operands):
+        raise NotLinear
+    return np.concatenate(parts, axis=reader.axis(node, reader.lead + parts[0].ndim))
+
+
+def _slice(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
+    data = _only(operands)
+    starts, ends = integers(input_of(node, 1)), integers(input_of(node, 2))
+    if starts is None or ends is None:
+        raise NotLinear
+    axes = integers(input_of(node, 3)) or tuple(range(len(starts)))
+    steps = integers(input_of(node, 4)) or (1,) * len(starts)
+    cut = [slice(None)] * data.ndim
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        place = axis % (reader.lead + data.ndim) - reader.lead
+        if place < 0:
+            if start == 0 and step == 1 and end >= 1 << 31:
+                continue
+            raise NotLinear
+        cut[place] = slice(start, end if abs(end) < 1 << 31 else None, step)
+    return data[tuple(cut)]
+
+
+def _split(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
+    data = _only(operands)
+    axis = reader.axis(node, reader.lead + data.ndim)
+    sizes = attribute_or_input(node, "split", 1)
+    if sizes is None:
+        share = -(-data.shape[axis] // len(node.outputs))
+        sizes = tuple(min(share, data.shape[axis] - share * index) for index in range(len(node.outputs)))
+    first = sum(sizes[: value.index() or 0])
+    return np.take(data, range(first, first + sizes[value.index() or 0]), axis=axis)
+
+
+def _gather(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
+    data = _only(operands)
+    indices = constant(input_of(node, 1))
+    if indices is None or not np.issubdtype(indices.dtype, np.integer):
+        raise NotLinear
+    return np.take(data, indices.astype(np.int64), axis=reader.axis(node, reader.lead + data.ndim))
+
+
+def _reshape(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
+    data = _only(operands)
+    dims = dims_of(value)
+    if dims is None or len(dims) < reader.lead + 1:
+        raise NotLinear
+    kept, cut = dims[: reader.lead], dims[reader.lead :]
+    if not all(map(same_size, kept, reader.lead_dims)) or any(not isinstance(dim, int) for dim in cut):
+        raise NotLinear
+    if np.prod(cut) != data.size:  # type: ignore[arg-type]
+        raise NotLinear
+    return data.reshape([int(dim) for dim in cut])  # type: ignore[arg-type]
+
+
+def _unsqueeze(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
+    data = _only(operands)
+    axes = attribute_or_input(node, "axes", 1)
+    if axes is None:
+        raise NotLinear
+    places = [axis % (reader.lead + data.ndim + len(axes)) - reader.lead for axis in axes]
+    if min(places) < 0:
+        raise NotLinear
+    return np.expand_dims(data, places)
+
+
+def _squeeze(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
+    data = _only(operands)
+    axes = attribute_or_input(node, "axes", 1)
+    places = [axis % (reader.lead + data.ndim) - reader.lead for axis in axes or ()]
+    if not places or min(places) < 0:
+        raise NotLinear
+    return np.squeeze(data, tuple(places))
+
+
+def _transpose(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
+    data = _only(operands)
+    perm = tuple(node.attributes["perm"].as_ints()) if "perm" in node.attributes else ()
+    if perm[: reader.lead] != tuple(range(reader.lead)):
+        raise NotLinear
+    return data.transpose([axis - reader.lead for axis in perm[reader.lead :]])
+
+
+def _reduce_sum(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
+    data = _only(operands)
+    axes = attribute_or_input(node, "axes", 1)
+    places = [axis % (reader.lead + data.ndim) - reader.lead for axis in axes or ()]
+    if len(places) != 1 or places[0] < 0:
+        raise NotLinear
+    parts = np.moveaxis(data, places[0], 0)
+    out = np.empty(parts.shape[1:], dtype=object)
+    for index in np.ndindex(out.shape):
+        out[index] = tuple(term for part in parts for term in part[index])
+    return np.expand_dims(out, places[0]) if attribute_int(node, "keepdims", 1) else out
+
+
+CHANNEL_RULES: dict[tuple[str, str], Rule] = {
+    ("", "Identity"): _same,
+    ("", "Cast"): _same,
+    ("", "Neg"): _neg,
+    ("", "Add"): _sum,
+    ("", "Sub"): _sum,
+    ("", "Mul"): _product,
+    ("", "Concat"): _concat,
+    ("", "Slice"): _slice,
+    ("", "Split"): _split,
+    ("", "Gather"): _gather,
+    ("", "Reshape"): _reshape,
+    ("", "Unsqueeze"): _unsqueeze,
+    ("", "Squeeze"): _squeeze,
+    ("", "Transpose"): _transpose,
+    ("", "ReduceSum"): _reduce_sum,
+}

@@ -1,0 +1,210 @@
+"""The chain of q or k as one preparation: norm, weight, bias, rotary, and what is left for the logits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from qknorm_onnx.graph.match import (
+    PROJECTED,
+    CacheAppend,
+    Chain,
+    Declined,
+    Factor,
+    Gain,
+    Located,
+    Norm,
+    Offset,
+    Preparation,
+    Repeat,
+    Rotary,
+    Side,
+    Step,
+)
+from qknorm_onnx.graph.recognise.constants import number
+from qknorm_onnx.graph.recognise.layout import letters_of
+from qknorm_onnx.spec.qk_norm_spec import NormWeightOrder, QKNormRotarySpec, RotaryOrder, RotarySpec
+
+NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedSide:
+    """A preparation, the number that its factors put on the logits, and what belongs to the attention itself."""
+
+    preparation: Preparation
+    number: float
+    repeat: int
+    cache: CacheAppend | None
+    norm: Norm | None
+
+
+def read_side(chain: Chain, side: Side, *, keep_keys: bool = False) -> PreparedSide | Declined:
+    """The preparation that `chain` spells. With `keep_keys` all factors go into the keys, because others read them."""
+    steps = _relevant(chain)
+    source = projected(chain, steps)
+    order = rotary_order(steps)
+    problem = _misplaced(steps, side)
+    if problem is not None:
+        return problem
+    sorted_factors = _sort_factors(steps, side, keep_in_weight=keep_keys)
+    if isinstance(sorted_factors, Declined):
+        return sorted_factors
+    weight, scale, factor = sorted_factors
+    norm, rotary = _first(steps, Norm), _first(steps, Rotary)
+    bias = _first(steps, Offset)
+    if norm is not None:
+        weight = Gain(weight.factors, weight.number * norm.weight_factor)
+    elif not weight.trivial:
+        return Declined("its keys are multiplied by a tensor, but not normalised", weight.factors[0].node)
+    heads = source.static("H")
+    if heads is None:
+        return Declined("the number of its heads is not fixed", chain.start.value.producer())
+    spec = QKNormRotarySpec(
+        num_heads=heads,
+        kind=norm.kind if norm is not None else "none",
+        epsilon=norm.epsilon if norm is not None else 0.0,
+        axis=norm.axis if norm is not None else "head",
+        groups=norm.groups if norm is not None else 1,
+        epsilon_mode=norm.mode if norm is not None else "inside_sqrt",
+        weight_order=_weight_order(norm, weight, source),
+        rotary=_rotary_spec(rotary, order),
+    )
+    preparation = Preparation(
+        source=source, spec=spec, weight=weight, bias=bias.parameter if bias is not None else None, scale=scale, rotary=rotary
+    )
+    repeat = _first(steps, Repeat)
+    return PreparedSide(
+        preparation=preparation,
+        number=factor,
+        repeat=repeat.count if repeat is not None else 1,
+        cache=_first(steps, CacheAppend),
+        norm=norm,
+    )
+
+
+def _relevant(chain: Chain) -> tuple[Step, ...]:
+    """The steps that belong to the attention: up to the norm and a rotary behind it, or without a norm up to the first offset."""
+    kinds = [type(step.fragment) for step in chain.steps]
+    if Norm in kinds:
+        end = kinds.index(Norm) + 1
+        if end < len(kinds) and Rotary not in kinds[:end] and Rotary in kinds[end:]:
+            end = kinds.index(Rotary) + 1
+        return chain.steps[:end]
+    end = kinds.index(Offset) if Offset in kinds else len(kinds)
+    if Rotary in kinds[:end]:  # factors in front of a rotary embedding without a norm are somebody else's
+        end = max(kinds.index(kind) for kind in (Rotary, Repeat, CacheAppend) if kind in kinds[:end]) + 1
+    return chain.steps[:end]
+
+
+def projected(chain: Chain, steps: Sequence[Step]) -> Located:
+    """What the steps are applied to, taken as far back as only layout operators lie between, if it is (B, S, H*D) there."""
+    source = steps[-1].source if steps else chain.start
+    begin = next(index for index, item in enumerate(chain.path) if item is source)
+    others = {id(step.source) for step in chain.steps[len(steps) :]}
+    best = source
+    for item in chain.path[begin:]:
+        if id(item) in others:
+            break
+        if item.layout == PROJECTED:
+            best = item
+    return best
+
+
+def rotary_order(steps: Sequence[Step]) -> RotaryOrder:
+    """Where the rotary embedding stands."""
+    kinds = [type(step.fragment) for step in steps]
+    if Rotary not in kinds:
+        return "none"
+    if Norm in kinds and kinds.index(Norm) < kinds.index(Rotary):
+        return "before_norm"
+    return "after_norm"
+
+
+def _first(steps: Sequence[Step], kind: type) -> object:
+    return next((step.fragment for step in steps if isinstance(step.fragment, kind)), None)
+
+
+def _misplaced(steps: Sequence[Step], side: Side) -> Declined | None:
+    """Fragments in an order that no spec can express."""
+    kinds = [type(step.fragment) for step in steps]
+    for kind, name in ((Repeat, "repeated"), (CacheAppend, "appended to a cache"), (Offset, "shifted")):
+        if kinds.count(kind) > 1:
+            return Declined(f"its {side} is {name} twice", steps[0].source.value.producer())
+    if Offset in kinds and Rotary in kinds and Norm in kinds and kinds.index(Offset) < kinds.index(Rotary) < kinds.index(Norm):
+        offset = steps[kinds.index(Offset)].fragment
+        assert isinstance(offset, Offset)
+        return Declined(f"something is added to its {side} after the rotary embedding", offset.node)
+    prepared = [index for index, kind in enumerate(kinds) if kind in (Norm, Rotary)]
+    if CacheAppend in kinds and prepared and min(prepared) < kinds.index(CacheAppend):
+        append = steps[kinds.index(CacheAppend)].fragment
+        assert isinstance(append, CacheAppend)
+        return Declined("its cache holds keys from before the norm or the rotary embedding", append.node)
+    return None
+
+
+def _sort_factors(steps: Sequence[Step], side: Side, *, keep_in_weight: bool) -> tuple[Gain, Gain, float] | Declined:
+    """The factors as (weight of the norm, factor of the queries, number for the logits)."""
+    order = rotary_order(steps)
+    kinds = [type(step.fragment) for step in steps]
+    after_cache = kinds.index(CacheAppend) if CacheAppend in kinds else len(kinds)
+    weight: list[Factor] = []
+    scale: list[Factor] = []
+    total, weight_number = 1.0, 1.0
+    for index, step in enumerate(steps):
+        factor = step.fragment
+        if not isinstance(factor, Factor):
+            continue
+        value = number(factor.parameter.value)
+        between = order != "after_norm" or index > kinds.index(Rotary)
+        stored = (CacheAppend in kinds and index > after_cache) or keep_in_weight
+        if value is not None and value != 0.0:
+            value = 1.0 / value if factor.inverse else value
+            weight_number, total = (weight_number * value, total) if stored else (weight_number, total * value)
+            continue
+        place = _place(factor, side, normalised=Norm in kinds, between=between, shifted=Offset in kinds[index:])
+        if isinstance(place, Declined):
+            return place
+        (weight if place == "weight" else scale).append(factor)
+    return Gain(tuple(weight), weight_number), Gain(tuple(scale)), total
+
+
+def _place(factor: Factor, side: Side, *, normalised: bool, between: bool, shifted: bool) -> str | Declined:
+    """Whether a tensor is part of the norm's weight or a factor of the finished queries."""
+    letters = set(letters_of(factor.parameter.layout))
+    if side == "query" and (letters & {"B", "S"} or not normalised):
+        return "scale"
+    if letters & {"B", "S"}:
+        return Declined("its keys are multiplied by a factor of their own for each position", factor.node)
+    per_value = "D" in letters
+    if normalised and not shifted and (between or not per_value) and (per_value or side == "key"):
+        return "weight"
+    if side == "query":
+        return "scale"
+    if not normalised:
+        return Declined("its keys are multiplied by a tensor, but not normalised", factor.node)
+    return Declined("its keys are multiplied by a tensor after their rotary embedding or bias", factor.node)
+
+
+def _weight_order(norm: Norm | None, weight: Gain, source: Located) -> NormWeightOrder:
+    """Whether x is rounded to the model's type before the weight multiplies; a wide type does not show it."""
+    if norm is None or source.value.dtype not in NARROW or not weight.factors:
+        return "before_cast"
+    node = weight.factors[-1].node
+    if node is None or node.op_type == "LayerNormalization":
+        return "before_cast"
+    return "after_cast" if node.outputs[0].dtype in NARROW else "before_cast"
+
+
+def _rotary_spec(rotary: Rotary | None, order: RotaryOrder) -> RotarySpec:
+    if rotary is None:
+        return RotarySpec()
+    return RotarySpec(
+        order=order,
+        interleaved=rotary.interleaved,
+        embedding_dim=rotary.size,
+        offset=rotary.offset,
+        sections=rotary.sections,
+    )

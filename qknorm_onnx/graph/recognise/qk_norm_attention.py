@@ -1,0 +1,129 @@
+"""From a core to a match: both chains read, both preparations made one spec, the masks turned into numbers where they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from qknorm_onnx.graph.match import Chain, Core, Declined, Plain, Preparation, QKNormMatch, Recognition, Repeat, Visibility
+from qknorm_onnx.graph.recognise.chain import read_prepared, read_values
+from qknorm_onnx.graph.recognise.lookalikes import norm_behind
+from qknorm_onnx.graph.recognise.mask import MaskContext
+from qknorm_onnx.graph.recognise.naming import attention_name
+from qknorm_onnx.graph.recognise.preparation import PreparedSide, projected, read_side
+from qknorm_onnx.graph.recognise.visibility import read_visibility
+from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec, SpecError
+
+
+def recognise_attention(core: Core, masks: MaskContext) -> Recognition:
+    """What the attention around `core` is: a match, plain attention, or QK-Norm attention that cannot be rewritten."""
+    name = attention_name(core)
+    chains = read_prepared(core.query), read_prepared(core.key)
+    problem = next((found for chain in chains if (found := _unread_norm(chain)) is not None), None)
+    if all(chain.norm is None for chain in chains):
+        return problem if problem is not None else Plain(name)
+    if problem is not None:
+        return problem
+    query, key = read_side(chains[0], "query"), read_side(chains[1], "key")
+    if isinstance(query, Declined) or isinstance(key, Declined):
+        return query if isinstance(query, Declined) else key  # type: ignore[return-value]
+    return _compose(name, core, query, key, masks)
+
+
+def _unread_norm(chain: Chain) -> Declined | None:
+    """A chain that ends without a norm, although something like one lies further back."""
+    if chain.norm is not None:
+        return None
+    found = norm_behind(chain.path[-1].value)
+    if found is None:
+        return chain.stop
+    if chain.stop is not None:
+        return chain.stop
+    return found
+
+
+def _compose(name: str, core: Core, query: PreparedSide, key: PreparedSide, masks: MaskContext) -> Recognition:
+    values = read_values(core.value)
+    value_repeat = next((fragment.count for fragment in values.fragments() if isinstance(fragment, Repeat)), 1)
+    if value_repeat != key.repeat or query.repeat != 1:
+        return Declined("its queries, keys and values are repeated differently", core.node)
+    visibility = read_visibility(core, masks)
+    if isinstance(visibility, Declined):
+        return visibility
+    apart = not _one_preparation(query.preparation, key.preparation)
+    try:
+        spec = _spec(core, query, key, visibility, apart=apart)
+    except SpecError as error:
+        return Declined(f"its parts contradict each other: {error}", core.node)
+    return QKNormMatch(
+        name=name,
+        core=core,
+        spec=spec,
+        query=_with_score_factors(query.preparation, core),
+        key=key.preparation,
+        value=projected(values, values.steps),
+        visibility=visibility,
+        prepared_apart=apart,
+    )
+
+
+def _one_preparation(query: Preparation, key: Preparation) -> bool:
+    """Whether one node can prepare both: same kind of statistics, same rotary with the same tables."""
+    q, k = query.spec, key.spec
+    if q.kind != "none" and k.kind != "none":
+        if (q.axis, q.groups, q.epsilon_mode, q.weight_order) != (k.axis, k.groups, k.epsilon_mode, k.weight_order):
+            return False
+        if q.rotary.order != k.rotary.order:
+            return False
+    if (query.rotary is None) != (key.rotary is None):
+        return False
+    if query.rotary is None or key.rotary is None:
+        return True
+    same_pairs = dataclasses.replace(q.rotary, order="after_norm") == dataclasses.replace(k.rotary, order="after_norm")
+    tables = (query.rotary.cos, query.rotary.sin), (key.rotary.cos, key.rotary.sin)
+    return same_pairs and tables[0] == tables[1]
+
+
+def _spec(core: Core, query: PreparedSide, key: PreparedSide, visibility: Visibility, *, apart: bool) -> QKNormSpec:
+    heads = query.preparation.spec.num_heads
+    attention = AttentionSpec(
+        q_num_heads=heads,
+        kv_num_heads=key.preparation.spec.num_heads,
+        scale=snapped(core.scale * query.number * key.number),
+        softcap=core.softcap,
+        logit_clamp=core.logit_clamp,
+        is_causal=visibility.is_causal,
+        left_window_size=visibility.left_window_size,
+        right_window_size=visibility.right_window_size,
+    )
+    if apart:
+        return QKNormSpec(attention=attention)
+    q, k = query.preparation.spec, key.preparation.spec
+    leading = q if q.kind != "none" else k
+    norm = NormSpec(
+        q_kind=q.kind,
+        k_kind=k.kind,
+        axis=leading.axis,
+        groups=leading.groups,
+        q_epsilon=q.epsilon,
+        k_epsilon=k.epsilon,
+        epsilon_mode=leading.epsilon_mode,
+        weight_order=leading.weight_order,
+    )
+    return QKNormSpec(attention=attention, norm=norm, rotary=leading.rotary if leading.rotary.order != "none" else RotarySpec())
+
+
+def _with_score_factors(query: Preparation, core: Core) -> Preparation:
+    """Factors of the logits that are constant along the keys, as factors of the queries."""
+    scale = dataclasses.replace(query.scale, factors=(*query.scale.factors, *core.factors))
+    return dataclasses.replace(query, scale=scale)
+
+
+def snapped(scale: float) -> float:
+    """A scale that was split into float32 roots, as the root of an integer or its reciprocal where it is one to 1e-6."""
+    if scale <= 0.0 or not math.isfinite(scale):
+        return scale
+    for nearest in (1 / math.sqrt(max(1, round(scale**-2))), math.sqrt(max(1, round(scale**2))), 1 / max(1, round(1 / scale))):
+        if abs(scale / nearest - 1) < 1e-6:
+            return nearest
+    return scale

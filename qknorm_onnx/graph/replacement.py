@@ -1,0 +1,162 @@
+"""The canonical nodes that stand for a match, with what it takes to feed them and to give their results back."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from qknorm_onnx.graph.match import CacheAppend, Dim, Located, Preparation, QKNormMatch, Table
+from qknorm_onnx.graph.node_builder import NodeBuilder
+from qknorm_onnx.graph.parameters import (
+    bias_parameter,
+    combined_bias,
+    head_vector,
+    query_factor,
+    rotary_table,
+    weight_parameter,
+)
+from qknorm_onnx.graph.qk_norm_node import AttentionInputs, RotaryInputs, make_attention_node, make_rotary_node
+from qknorm_onnx.graph.recognise.output import output_of
+from qknorm_onnx.spec.qk_norm_spec import QKNormSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """New nodes, and for each value that they replace the new one.
+
+    `boundary` are the values of the graph that old and new nodes both start from, `kept` those of the graph that the new
+    nodes read although they lie behind the boundary.
+    """
+
+    name: str
+    spec: QKNormSpec
+    builder: NodeBuilder
+    outputs: tuple[tuple[ir.Value, ir.Value], ...]
+    boundary: tuple[ir.Value, ...]
+
+
+def build_replacement(match: QKNormMatch) -> Replacement:
+    """The nodes for `match`. Raises SpecError where shapes contradict the spec."""
+    result = output_of(match.core.output)
+    builder = NodeBuilder(f"{match.core.output.value.name}/qk_norm")
+    query, key = (heads_merged(builder, side.source) for side in (match.query, match.key))
+    value = heads_merged(builder, match.value)
+    if match.prepared_apart:
+        query, key = _prepared(builder, match.query, query), _prepared(builder, match.key, key)
+    inputs = _attention_inputs(builder, match, query, key, value)
+    node = make_attention_node(match.spec, inputs, name=builder.name("attention"), num_outputs=3 if match.caches else 1)
+    builder.add(node)
+    outputs = [(result.value, _as_output(builder, node.outputs[0], result))]
+    if match.caches:
+        outputs += [(cache.present.value, node.outputs[1 + index]) for index, cache in enumerate(match.caches)]
+    return Replacement(
+        name=match.name, spec=match.spec, builder=builder, outputs=tuple(outputs), boundary=_boundary(builder, match)
+    )
+
+
+def heads_merged(builder: NodeBuilder, located: Located) -> ir.Value:
+    """A tensor of heads as (B, S, H*D)."""
+    axes = [axis for axis, letters in enumerate(located.layout) if letters]
+    order = sorted(axes, key=lambda axis: "BSHD".index(located.layout[axis][0]))
+    letters = [located.layout[axis] for axis in order]
+    merged = _size(located, "H") * _size(located, "D")
+    dims: list[Dim] = [located.sizes["B"], located.sizes["S"], merged]
+    if letters == ["B", "S", "HD"] and order == list(range(3)):
+        return located.value
+    singles = [axis for axis, item in enumerate(located.layout) if not item]
+    value = builder.transpose(located.value, [*order, *singles])
+    if letters[:2] == ["B", "S"]:
+        return builder.reshape(value, [0, 0, merged], dims)
+    batch, length = located.static("B"), located.static("S")
+    if batch is not None or "B" not in "".join(letters):
+        return builder.reshape(value, [batch if batch is not None else 1, -1, merged], dims)
+    return builder.reshape(value, [-1, length if length is not None else 1, merged], dims)
+
+
+def _size(located: Located, letter: str) -> int:
+    size = located.static(letter)
+    assert size is not None, "recognition requires fixed sizes of heads"
+    return size
+
+
+def _prepared(builder: NodeBuilder, preparation: Preparation, x: ir.Value) -> ir.Value:
+    """The output of a `QKNormRotary`, or x itself where there is nothing to do."""
+    spec = preparation.spec
+    if spec.kind == "none" and preparation.rotary is None:
+        return x
+    tables = _tables(builder, preparation)
+    inputs = RotaryInputs(
+        x=x,
+        weight=weight_parameter(builder, preparation),
+        bias=bias_parameter(builder, preparation),
+        cos=tables[0],
+        sin=tables[1],
+    )
+    return builder.add(make_rotary_node(spec, inputs, name=builder.name("preparation"))).outputs[0]
+
+
+def _tables(builder: NodeBuilder, preparation: Preparation) -> tuple[ir.Value | None, ir.Value | None]:
+    rotary = preparation.rotary
+    if rotary is None:
+        return None, None
+    return rotary_table(builder, rotary.cos, "cos"), rotary_table(builder, rotary.sin, "sin")
+
+
+def _attention_inputs(
+    builder: NodeBuilder, match: QKNormMatch, query: ir.Value, key: ir.Value, value: ir.Value
+) -> AttentionInputs:
+    apart = match.prepared_apart
+    leading = match.query if match.query.rotary is not None else match.key
+    tables = (None, None) if apart else _tables(builder, leading)
+    past: tuple[CacheAppend | None, CacheAppend | None] = match.caches or (None, None)
+    return AttentionInputs(
+        query=query,
+        key=key,
+        value=value,
+        q_norm_weight=None if apart else weight_parameter(builder, match.query),
+        k_norm_weight=None if apart else weight_parameter(builder, match.key),
+        q_norm_bias=None if apart else bias_parameter(builder, match.query),
+        k_norm_bias=None if apart else bias_parameter(builder, match.key),
+        q_scale=query_factor(builder, match.query.scale),
+        cos=tables[0],
+        sin=tables[1],
+        attention_bias=combined_bias(builder, match.visibility.biases, query.dtype),
+        head_sink=head_vector(builder, match.core.sink) if match.core.sink is not None else None,
+        past_key=past[0].past.value if past[0] is not None else None,
+        past_value=past[1].past.value if past[1] is not None else None,
+    )
+
+
+def _as_output(builder: NodeBuilder, y: ir.Value, result: Located) -> ir.Value:
+    """Y (B, S, Hq*Dv) in the layout and type of the value that it replaces."""
+    value = y
+    if result.layout != ("B", "S", "HD"):
+        heads, size = _size(result, "H"), _size(result, "D")
+        dims = [result.sizes[letter] for letter in "BSHD"]
+        value = builder.reshape(value, [0, 0, heads, size], dims)
+        assert all(len(letters) == 1 for letters in result.layout), "outputs are followed to a known layout or not at all"
+        value = builder.transpose(value, ["BSHD".index(letter) for letter in result.layout])
+    wanted = result.value.dtype
+    if wanted is not None and wanted != value.dtype and value.shape is not None:
+        value = builder.apply("Cast", [value], dims=list(value.shape), attributes=[ir.AttrInt64("to", int(wanted))], dtype=wanted)
+    return value
+
+
+def _boundary(builder: NodeBuilder, match: QKNormMatch) -> tuple[ir.Value, ...]:
+    """What old and new nodes start from. Where columns of a table are equal by construction, what it was constructed from."""
+    opened = {part: table.roots for table in _match_tables(match) if table.roots for part, _ in table.parts}
+    own = {output for node in builder.nodes for output in node.outputs} | set(builder.initializers)
+    found: dict[ir.Value, None] = {}
+    for node in builder.nodes:
+        for value in node.inputs:
+            if value is None or value in own:
+                continue
+            for start in opened.get(value, (value,)):
+                found[start] = None
+    return tuple(found)
+
+
+def _match_tables(match: QKNormMatch) -> list[Table]:
+    rotaries = [side.rotary for side in (match.query, match.key) if side.rotary is not None]
+    return [table for rotary in rotaries for table in (rotary.cos, rotary.sin)]
