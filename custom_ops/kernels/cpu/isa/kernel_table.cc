@@ -1,4 +1,5 @@
 // Both operators for one instruction set: compiled once for each, with QKNORM_ISA as the namespace.
+#include "kernels/cpu/isa/decode.h"
 #include "kernels/cpu/isa/prefill.h"
 
 #define QKNORM_TEXT_OF(name) #name
@@ -19,19 +20,32 @@ void copy_past(const AttentionProblem& p, Runtime& runtime, const void* past, vo
   });
 }
 
-// There are keys but no query, or the other way round: outputs are zero, present buffers still want the new entries.
 template <class C>
 void attend(const AttentionProblem& p, Runtime& runtime) {
   const Preparation<C> queries(p.query, runtime);
   const Preparation<C> keys(p.key, runtime);
   if (runtime.failed()) return;
+  if (is_decode(p)) {
+    if constexpr (sizeof(C) == 8) {
+      if (p.dtype == QKNORM_DOUBLE) return Decode<C, double>(p, runtime, queries, keys).run();
+    } else {
+      switch (p.dtype) {
+        case QKNORM_FLOAT:
+          return Decode<C, float>(p, runtime, queries, keys).run();
+        case QKNORM_FLOAT16:
+          return Decode<C, Half>(p, runtime, queries, keys).run();
+        default:
+          return Decode<C, BFloat16>(p, runtime, queries, keys).run();
+      }
+    }
+  }
   copy_past(p, runtime, p.past_key, p.present_key, p.head_size);
   copy_past(p, runtime, p.past_value, p.present_value, p.value_size);
   Prefill<C>(p, runtime, queries, keys).run();
 }
 
 void attention(const AttentionProblem& problem, Runtime& runtime) {
-  if (problem.batch == 0 || (problem.num_queries == 0 && problem.num_new_keys == 0 && problem.past_rows == 0)) return;
+  if (problem.batch == 0) return;
   if (problem.in_double) {
     attend<double>(problem, runtime);
   } else {

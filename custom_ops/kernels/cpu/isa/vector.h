@@ -82,24 +82,28 @@ QKNORM_INLINE C smaller(C a, C b) {
 QKNORM_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 QKNORM_INLINE int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-template <class C>
-QKNORM_INLINE C sum_lanes(Vector<C> v) {
-  C lanes[kLanes<C>];
-  store(lanes, v);
-  for (int width = kLanes<C> / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  }
-  return lanes[0];
+// Each lane with the one `Step` lanes away.
+template <class C, int Step, size_t... J>
+QKNORM_INLINE Vector<C> swap_lanes(Vector<C> v, std::index_sequence<J...>) {
+  return __builtin_shufflevector(v, v, static_cast<int>(J ^ Step)...);
 }
 
-template <class C>
-QKNORM_INLINE C largest_lane(Vector<C> v) {
-  C lanes[kLanes<C>];
-  store(lanes, v);
-  for (int width = kLanes<C> / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] = larger(lanes[i], lanes[i + width]);
+template <class C, int Step = kLanes<C> / 2>
+QKNORM_INLINE C sum_lanes(Vector<C> v) {
+  if constexpr (Step == 0) {
+    return v[0];
+  } else {
+    return sum_lanes<C, Step / 2>(v + swap_lanes<C, Step>(v, std::make_index_sequence<kLanes<C>>()));
   }
-  return lanes[0];
+}
+
+template <class C, int Step = kLanes<C> / 2>
+QKNORM_INLINE C largest_lane(Vector<C> v) {
+  if constexpr (Step == 0) {
+    return v[0];
+  } else {
+    return largest_lane<C, Step / 2>(larger<C>(v, swap_lanes<C, Step>(v, std::make_index_sequence<kLanes<C>>())));
+  }
 }
 
 // One step of a transpose: swaps the off-diagonal blocks of size `Step` of the rows a and b, which lie `Step` apart.
