@@ -24,7 +24,7 @@ from qknorm_onnx.graph.recognise.index_algebra import (
 )
 from qknorm_onnx.graph.recognise.index_layout import Outcome, Rule
 from qknorm_onnx.graph.recognise.index_numbers import Binary, cast, cast_like, equal, finished, lifted, value
-from qknorm_onnx.graph.recognise.index_tensor import IndexTensor, broadcast, broadcast_extents, plain, tensor
+from qknorm_onnx.graph.recognise.index_tensor import IndexTensor, broadcast, broadcast_sizes, plain, tensor
 from qknorm_onnx.graph.recognise.index_terms import (
     NUMBERS,
     Apply,
@@ -32,6 +32,7 @@ from qknorm_onnx.graph.recognise.index_terms import (
     Extents,
     Known,
     Linear,
+    PartialExtents,
     Real,
     constant,
     form_of,
@@ -174,10 +175,10 @@ def _elementwise(function: Binary, *, logical: bool = False) -> Rule:
     return rule
 
 
-def _sizes(sources: Sequence[IndexTensor | None]) -> Extents | None:
+def _sizes(sources: Sequence[IndexTensor | None]) -> PartialExtents | None:
     if any(source is None for source in sources):
         return None
-    return broadcast_extents([source.extents for source in sources if source is not None])
+    return broadcast_sizes([source.extents for source in sources if source is not None])
 
 
 def _divide(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
@@ -300,3 +301,5 @@ ARITHMETIC: dict[str, Rule] = {
     "Cast": cast,
     "CastLike": cast_like,
 }
+
+LOGICAL = frozenset(["IsNaN", "GreaterOrEqual", "Greater", "LessOrEqual", "Less", "Equal", "And", "Or", "Xor", "Not"])

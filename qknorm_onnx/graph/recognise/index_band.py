@@ -70,7 +70,7 @@ def _truth(reader: IndexReader, part: Part) -> tuple[Truth | None, float | None]
             (element.when_false, element.when_true, negate(element.condition)),
         ):
             number = _number(hidden)
-            if shown == Linear() and number is not None and hides(number, part.value.dtype):
+            if shown == Linear() and number is not None and hides(number, known.dtype if known is not None else None):
                 return seen, number
     return None, part.fill
 
@@ -140,7 +140,8 @@ def _best_offset(limits: Sequence[Limit], corner: Linear) -> Linear:
         causal = sum(limit.upper and limit.offset == candidate for limit in limits)
         return count, candidate in (Linear(), corner), causal
 
-    return max([Linear(), corner, *(limit.offset for limit in limits if limit.upper)], key=fitting)
+    unlike = [limit.offset for limit in limits if limit.upper and None is limit.offset.number is (limit.offset - corner).number]
+    return max([Linear(), corner, *unlike], key=fitting)
 
 
 def _distance(limit: Limit, offset: Linear) -> int:

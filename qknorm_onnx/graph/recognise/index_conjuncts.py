@@ -66,15 +66,13 @@ def boolean_parts(reader: IndexReader, value: ir.Value, axes: Axes, *, negated: 
         for operand, opposite in pair:
             yield from boolean_parts(reader, operand, _aligned(reader, value, operand, axes), negated=opposite, fill=fill)
         return
-    if (
-        node is not None
-        and kind in ("Not", "Identity", "Cast", "Expand", "Unsqueeze", "Transpose")
-        and node.inputs[0] is not None
-    ):
+    if node is not None and kind in ("Not", "Cast", *_LAYOUT) and node.inputs[0] is not None:
         inner = _inner_axes(reader, node, axes)
-        if inner is not None and (kind != "Cast" or node.inputs[0].dtype == ir.DataType.BOOL):
-            yield from boolean_parts(reader, node.inputs[0], inner, negated=negated != (kind == "Not"), fill=fill)
-            return
+        if inner is not None and (kind != "Cast" or type_of(reader, node.inputs[0]) == ir.DataType.BOOL):
+            parts = list(boolean_parts(reader, node.inputs[0], inner, negated=negated != (kind == "Not"), fill=fill))
+            if len(parts) > 1 or kind not in ("Unsqueeze", "Transpose"):  # a single part keeps the layout that it was given
+                yield from parts
+                return
     yield Part(value, axes, True, negated, fill)
 
 
@@ -85,7 +83,7 @@ def additive_parts(reader: IndexReader, value: ir.Value, axes: Axes) -> Iterator
     two = two_valued(reader, value)
     if two is not None and 0.0 in (two.when_true, two.when_false):
         fill = min(two.when_true, two.when_false)
-        if hides(fill, value.dtype):
+        if hides(fill, type_of(reader, value)):
             inner = tuple(two.axes[axis] if axis is not None else None for axis in axes)
             yield from boolean_parts(reader, two.condition, inner, negated=two.when_true != 0.0, fill=fill)
             return
@@ -119,6 +117,12 @@ def constant_number(reader: IndexReader, value: ir.Value | None) -> float | None
     if isinstance(known.element, Real):
         return known.element.value
     return float(known.element.constant) if isinstance(known.element, Linear) and not known.element.terms else None
+
+
+def type_of(reader: IndexReader, value: ir.Value) -> ir.DataType | None:
+    """The element type that the graph declares, or else the one that the ops in front of `value` give it."""
+    known = reader.read(value) if value.dtype is None else None
+    return known.dtype if known is not None else value.dtype
 
 
 def _rank(reader: IndexReader, value: ir.Value) -> int | None:
@@ -173,7 +177,7 @@ def _filled_where(reader: IndexReader, node: ir.Node) -> tuple[ir.Value, bool, f
         return None
     for fill, beside, opposite in ((when_false, when_true, False), (when_true, when_false, True)):
         number = constant_number(reader, fill)
-        if number is not None and hides(number, fill.dtype or node.outputs[0].dtype):
+        if number is not None and constant_number(reader, beside) is None and hides(number, type_of(reader, fill)):
             return condition, opposite, number, beside
     return None
 
@@ -203,7 +207,7 @@ def two_valued(reader: IndexReader, value: ir.Value) -> TwoValued | None:
     source = node.inputs[0] if node.inputs else None
     if source is None or node.op_type not in ("Cast", "Not", "Neg", *_LAYOUT):
         return None
-    inner = _truth_or_two(reader, source)
+    inner = two_valued(reader, source) if node.op_type in _LAYOUT else _truth_or_two(reader, source)
     axes = _inner_axes(reader, node, tuple(range(rank)))
     if inner is None or axes is None:
         return None
@@ -236,7 +240,7 @@ def _cast_number(number: float, target: ir.DataType) -> float:
 def _truth_or_two(reader: IndexReader, value: ir.Value) -> TwoValued | None:
     found = two_valued(reader, value)
     rank = _rank(reader, value)
-    if found is not None or value.dtype != ir.DataType.BOOL or rank is None:
+    if found is not None or type_of(reader, value) != ir.DataType.BOOL or rank is None:
         return found
     return TwoValued(value, tuple(range(rank)), 1.0, 0.0)
 

@@ -7,17 +7,28 @@ at the same index.  So a wrong conclusion is impossible from an unknown op; the 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.recognise.index_arithmetic import ARITHMETIC, add, divide_integers, multiply, subtract
+from qknorm_onnx.graph.recognise.index_arithmetic import ARITHMETIC, LOGICAL, add, divide_integers, multiply, subtract
 from qknorm_onnx.graph.recognise.index_gather import GATHERS
 from qknorm_onnx.graph.recognise.index_layout import LAYOUTS
 from qknorm_onnx.graph.recognise.index_sizes import SIZES
 from qknorm_onnx.graph.recognise.index_tensor import LARGEST_TABLE, IndexTensor, constant_tensor, stack, tensor
-from qknorm_onnx.graph.recognise.index_terms import Apply, Dimension, Element, Extents, Flag, Linear, Read, form_of, index
+from qknorm_onnx.graph.recognise.index_terms import (
+    Apply,
+    Dimension,
+    Element,
+    Extents,
+    Flag,
+    Linear,
+    PartialExtents,
+    Read,
+    form_of,
+    index,
+)
 
 RULES = {**LAYOUTS, **GATHERS, **ARITHMETIC, **SIZES}
 _DIMENSION_RULES = {ast.Add: add, ast.Sub: subtract, ast.Mult: multiply, ast.FloorDiv: divide_integers}
@@ -84,7 +95,7 @@ class IndexReader:
         found_or_extents = RULES[node.op_type](node, sources)
         if isinstance(found_or_extents, IndexTensor):
             return self._with_declared_bounds(value, found_or_extents)
-        return self._leaf(value, found_or_extents)
+        return self._leaf(value, found_or_extents, _result_type(node, sources))
 
     def _with_declared_bounds(self, value: ir.Value, found: IndexTensor) -> IndexTensor:
         """A slice of a table has size `min(table, size)`: where the graph declares a size, that says which of the two it is."""
@@ -105,14 +116,19 @@ class IndexReader:
         end = node.attributes.get_int("end", len(extents))
         return stack((), extents[start:end], ir.DataType.INT64)
 
-    def _leaf(self, value: ir.Value, extents: Extents | None) -> IndexTensor | None:
-        """The tensor nobody can look into, of sizes `extents` or else those declared."""
-        extents = self._declared_extents(value) if extents is None else extents
+    def _leaf(self, value: ir.Value, found: PartialExtents | None, implied: ir.DataType | None = None) -> IndexTensor | None:
+        """The tensor nobody can look into, of the sizes found or else those declared, and the type declared or else `implied`."""
+        dtype = value.dtype or implied
+        extents = self._declared_extents(value)
+        if found is not None:
+            same_rank = extents is not None and len(extents) == len(found)
+            declared = extents if extents is not None and same_rank else self._unnamed(value, len(found))
+            extents = tuple(said if size is None else size for size, said in zip(found, declared, strict=True))
         if extents is None:
             return None
-        read = Read(value, tuple(index(axis) for axis in range(len(extents))), value.dtype in _INTEGERS)
-        element: Element = Flag(read) if value.dtype == ir.DataType.BOOL else form_of(read)
-        return tensor(extents, element, value.dtype)
+        read = Read(value, tuple(index(axis) for axis in range(len(extents))), dtype in _INTEGERS)
+        element: Element = Flag(read) if dtype == ir.DataType.BOOL else form_of(read)
+        return tensor(extents, element, dtype)
 
     def _declared_extents(self, value: ir.Value) -> Extents | None:
         """The sizes that the graph declares; a dimension without a name is a `Dimension` of its own."""
@@ -122,6 +138,9 @@ class IndexReader:
             Linear(dim) if isinstance(dim, int) else self._named(dim.value, value, axis)
             for axis, dim in enumerate(value.shape.dims)
         )
+
+    def _unnamed(self, value: ir.Value, rank: int) -> Extents:
+        return tuple(self._named(None, value, axis) for axis in range(rank))
 
     def _named(self, name: str | None, value: ir.Value, axis: int) -> Linear:
         if name is None:
@@ -175,6 +194,16 @@ def _parsed(tree: ast.expr, named: Callable[[str], Linear]) -> Linear | None:
 
 def _has_rule(node: ir.Node, value: ir.Value) -> bool:
     return node.domain in ("", "ai.onnx") and value is node.outputs[0] and (node.op_type in RULES or node.op_type == "Shape")
+
+
+def _result_type(node: ir.Node, sources: Sequence[IndexTensor | None]) -> ir.DataType | None:
+    """The type that an op gives its result, where the graph does not declare it."""
+    if node.op_type in LOGICAL:
+        return ir.DataType.BOOL
+    if node.op_type == "Cast":
+        return ir.DataType(node.attributes.get_int("to", 0))
+    source = sources[1] if node.op_type in ("Where", "CastLike") else sources[0]
+    return source.dtype if source is not None and node.op_type != "ConstantOfShape" else None
 
 
 def _is_clipped(extent: Linear) -> bool:

@@ -1,6 +1,7 @@
 """Rules for ops that only move elements: layout, broadcasting, joining and cutting.
 
-Every rule takes a node and its interpreted inputs and returns the tensor, or its sizes alone, or None where it knows neither.
+Every rule takes a node and its interpreted inputs and returns the tensor, or its sizes alone (None for one that is not
+known), or None where it knows neither.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from qknorm_onnx.graph.recognise.index_tensor import (
     LONGEST_STACK,
     IndexTensor,
     broadcast_extents,
+    broadcast_sizes,
     components_of,
     constant_element,
     forms,
@@ -24,9 +26,19 @@ from qknorm_onnx.graph.recognise.index_tensor import (
     stack,
     tensor,
 )
-from qknorm_onnx.graph.recognise.index_terms import ONE, Apply, AtLeastZero, Element, Extents, Linear, form_of, index
+from qknorm_onnx.graph.recognise.index_terms import (
+    ONE,
+    Apply,
+    AtLeastZero,
+    Element,
+    Extents,
+    Linear,
+    PartialExtents,
+    form_of,
+    index,
+)
 
-Outcome: TypeAlias = IndexTensor | Extents | None
+Outcome: TypeAlias = IndexTensor | PartialExtents | None
 Rule: TypeAlias = Callable[[ir.Node, Sequence[IndexTensor | None]], Outcome]
 UNBOUNDED = 2**31 - 1
 
@@ -130,9 +142,10 @@ def _expand(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
     source, target = sources[0], forms(argument(sources, 1))
     if source is None or target is None:
         return None
-    extents = broadcast_extents([source.extents, tuple(target)])
+    shapes = source.extents, tuple(target)
+    extents = broadcast_extents(shapes)
     if extents is None:
-        return None
+        return broadcast_sizes(shapes)
     shift = len(extents) - source.rank
     return relabel(source, extents, {axis: index(axis + shift) for axis in range(source.rank)}) or extents
 

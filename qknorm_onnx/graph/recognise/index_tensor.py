@@ -17,6 +17,7 @@ from qknorm_onnx.graph.recognise.index_terms import (
     Extents,
     Known,
     Linear,
+    PartialExtents,
     Truth,
     constant,
     index,
@@ -97,17 +98,23 @@ def relabel(source: IndexTensor, extents: Sequence[Linear], mapping: Mapping[int
     return tensor(extents, substitute(flat.element, mapping), source.dtype)
 
 
-def broadcast_extents(shapes: Sequence[Extents]) -> Extents | None:
-    """The common sizes by ONNX's broadcasting; None where equal sizes are not proven."""
+def broadcast_sizes(shapes: Sequence[Extents]) -> PartialExtents:
+    """The common sizes by ONNX's broadcasting; None for one where the sizes that meet are not proven equal."""
     rank = max(map(len, shapes), default=0)
-    result = [ONE] * rank
+    result: list[Linear | None] = [ONE] * rank
     for shape in shapes:
         for axis, extent in enumerate(shape, rank - len(shape)):
             if result[axis] == ONE:
                 result[axis] = extent
             elif extent not in (ONE, result[axis]):
-                return None
+                result[axis] = None
     return tuple(result)
+
+
+def broadcast_extents(shapes: Sequence[Extents]) -> Extents | None:
+    """The common sizes; None where equal sizes are not proven."""
+    sizes = broadcast_sizes(shapes)
+    return tuple(size for size in sizes if size is not None) if None not in sizes else None
 
 
 def broadcast(sources: Sequence[IndexTensor | None]) -> tuple[Extents, list[Element]] | None:

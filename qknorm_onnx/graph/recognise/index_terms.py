@@ -196,6 +196,7 @@ Number: TypeAlias = Linear | Real | Select
 Truth: TypeAlias = Known | AtLeastZero | IsZero | Flag | Not | Both | Either
 Element: TypeAlias = Number | Truth
 Extents: TypeAlias = tuple[Linear, ...]
+PartialExtents: TypeAlias = tuple[Linear | None, ...]
 
 TRUE = Known(True)
 FALSE = Known(False)

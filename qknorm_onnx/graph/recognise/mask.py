@@ -33,7 +33,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.recognise.index_algebra import proven_nonnegative
 from qknorm_onnx.graph.recognise.index_band import Alignment, Band, Finding, Place, fit_band
-from qknorm_onnx.graph.recognise.index_conjuncts import SMALLEST_FINITE, Part, additive_parts, boolean_parts
+from qknorm_onnx.graph.recognise.index_conjuncts import SMALLEST_FINITE, Part, additive_parts, boolean_parts, type_of
 from qknorm_onnx.graph.recognise.index_expression import IndexReader
 from qknorm_onnx.graph.recognise.index_terms import ONE, Dimension, Linear, form_of
 
@@ -111,10 +111,10 @@ class MaskContext:
         self.reader = IndexReader()
         self._nonempty: dict[frozenset[Dimension], IndexReader] = {frozenset(): self.reader}
 
-    def reader_of(self, mask: ir.Value) -> IndexReader:
-        """The reader for `mask`, which takes the sizes of the mask itself to be 1 at least: of an empty mask anything is true."""
+    def reader_of(self, mask: ir.Value, *lengths: Linear | None) -> IndexReader:
+        """The reader for `mask`, which takes its sizes and `lengths` to be 1 at least: where one is 0, nothing is attended."""
         known = self.reader.read(mask)
-        extents = known.extents if known is not None else ()
+        extents = [*(known.extents if known is not None else ()), *(length for length in lengths if length is not None)]
         terms = [term for extent in extents if len(extent.terms) == 1 for term in extent.terms]
         sizes = frozenset(atom for atom, _ in terms if isinstance(atom, Dimension))
         return self._nonempty.setdefault(sizes, IndexReader(sizes))
@@ -148,16 +148,20 @@ def recognise_mask(
     `query_length` and `key_length`, the attention's own S and T, a mask is recognised only where its sizes are proven to be those
     (a mask aligned to the lower right needs only S); without, the caller has to compare them with the fragment's.
     """
-    reader = context.reader_of(mask)
+    reader = context.reader_of(mask, query_length, key_length)
     known = reader.read(mask)
+    kind: Literal["keep", "add"] = "keep" if type_of(reader, mask) == ir.DataType.BOOL else "add"
     if known is None or known.rank < max(-query_axis, -key_axis):
         query, key = (context.extent(mask, axis) for axis in (query_axis, key_axis))
         rank = known.rank if known is not None else 0
-        return _untouched(mask, rank, negated, fill_value, (query, key), ("the mask's shape shows no query and key axes",))
-    sizes = known.extents[query_axis], known.extents[key_axis]
+        return _untouched(mask, kind, rank, negated, fill_value, (query, key), ("the mask's shape shows no query and key axes",))
+    sizes = (
+        _known_or(known.extents[query_axis], query_length),
+        _known_or(known.extents[key_axis], key_length),
+    )
     place = Place(known.rank + query_axis, known.rank + key_axis, *sizes)
     axes = tuple(range(known.rank))
-    if mask.dtype == ir.DataType.BOOL:
+    if kind == "keep":
         parts = list(boolean_parts(reader, mask, axes, negated=negated, fill=fill_value))
     else:
         parts = list(additive_parts(reader, mask, axes))
@@ -165,19 +169,24 @@ def recognise_mask(
     wrong = _wrong_size(band, place, query_length, key_length)
     if wrong is not None or not _is_gain(band, reader, place):
         reasons = tuple(dict.fromkeys(finding.reason for finding in band.kept)) if wrong is None else (wrong,)
-        return _untouched(mask, known.rank, negated, fill_value, sizes, reasons)
+        return _untouched(mask, kind, known.rank, negated, fill_value, sizes, reasons)
     return _recognised(band, place)
+
+
+def _known_or(own: Linear, given: Linear | None) -> Linear:
+    """A size of the mask; where the graph does not tell it, the attention's: mask and scores are broadcast to one size."""
+    return given if given is not None and any(isinstance(atom, Dimension) and atom.owner for atom, _ in own.terms) else own
 
 
 def _untouched(
     mask: ir.Value,
+    kind: Literal["keep", "add"],
     rank: int,
     negated: bool,
     fill_value: float | None,
     sizes: tuple[Linear, Linear],
     reasons: tuple[str, ...],
 ) -> MaskFragment:
-    kind: Literal["keep", "add"] = "keep" if mask.dtype == ir.DataType.BOOL else "add"
     term = ResidualTerm(mask, kind, negated, tuple(range(rank)), fill_value, "; ".join(reasons))
     return MaskFragment(
         is_causal=False,
