@@ -37,7 +37,8 @@ def attribute(onnx_name: str, doc: str, *, default: Any = dataclasses.MISSING) -
 
 def round_to_float32(value: float) -> float:
     """The float32 nearest to `value`, as a Python float: the only floats an ONNX attribute can hold."""
-    return float(np.float32(value))
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
 
 
 def _require(condition: bool, message: str) -> None:
@@ -53,8 +54,9 @@ def _require_choice(owner: str, field: str, value: object, choices: Any) -> None
 def _round_fields(instance: object, *names: str) -> None:
     for name in names:
         value = float(getattr(instance, name))
-        _require(math.isfinite(value), f"{type(instance).__name__}.{name} is {value}; it must be finite")
-        object.__setattr__(instance, name, round_to_float32(value))
+        rounded = round_to_float32(value)
+        _require(math.isfinite(rounded), f"{type(instance).__name__}.{name} is {value}; it must be a finite float32")
+        object.__setattr__(instance, name, rounded)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
