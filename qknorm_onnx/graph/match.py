@@ -68,7 +68,7 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Factor:
-    """x * parameter, or x / parameter where `inverse`. `in_weight`: it belongs to the norm and not to the logits."""
+    """x * parameter, or x / parameter where `inverse`."""
 
     parameter: Parameter
     inverse: bool = False
@@ -182,12 +182,14 @@ class Chain:
 class Bias:
     """One thing that is added to the logits, or a boolean that hides keys (`negated`: where it is True).
 
-    `layout` names the axes in the letters B, H, S (queries) and T (keys). `fill` is what hidden logits are replaced by.
+    `fill` is what hidden logits are replaced by. `axes`: for each axis of the logits' mask the axis of `value` that lies
+    there, None where it does not vary; absent where `value` can be broadcast as it is.
     """
 
     value: ir.Value
     negated: bool = False
     fill: float | None = None
+    axes: tuple[int | None, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -243,7 +245,6 @@ class Visibility:
     left_window_size: int = -1
     right_window_size: int = -1
     biases: tuple[Bias, ...] = ()
-    roots: tuple[ir.Value, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -263,7 +264,6 @@ class QKNormMatch:
     visibility: Visibility
     caches: tuple[CacheAppend, CacheAppend] | None = None
     prepared_apart: bool = False
-    prepared_key: Located | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -81,17 +82,15 @@ def combined_bias(builder: NodeBuilder, biases: Sequence[Bias], dtype: ir.DataTy
     return total
 
 
-def rotary_table(builder: NodeBuilder, table: Table, label: str) -> ir.Value:
+def rotary_table(builder: NodeBuilder, table: Table) -> ir.Value:
     """cos or sin as (S, W), (B, S, W) or (B, H, S, W)."""
     parts = [_columns(builder, value, columns) for value, columns in table.parts]
     value = parts[0]
     if len(parts) > 1:
-        assert value.shape is not None
         axis = ir.AttrInt64("axis", -1)
-        value = builder.apply("Concat", parts, dims=[*value.shape[:-1], table.width], attributes=[axis])
+        value = builder.apply("Concat", parts, dims=[*shape_of(value)[:-1], table.width], attributes=[axis])
     if table.negated:
-        assert value.shape is not None
-        value = builder.apply("Neg", [value], dims=list(value.shape))
+        value = builder.apply("Neg", [value], dims=shape_of(value))
     return _table_axes(builder, value, table.layout)
 
 
@@ -105,8 +104,7 @@ def _broadcasts(layout: Layout) -> bool:
 
 
 def _sizes(parameter: Parameter) -> dict[str, Dim]:
-    assert parameter.value.shape is not None
-    return {letters: dim for letters, dim in zip(parameter.layout, parameter.value.shape, strict=True) if letters}
+    return {letters: dim for letters, dim in zip(parameter.layout, shape_of(parameter.value), strict=True) if letters}
 
 
 def _grid_of(parameter: Parameter, order: str, *, inner: int | None = None) -> Array | None:
@@ -125,11 +123,7 @@ def _grid_of(parameter: Parameter, order: str, *, inner: int | None = None) -> A
 
 def _folded(gain: Gain, order: str) -> Array | None:
     """The product of constants, in their own type if it is one type, else in float32."""
-    widths = [
-        array.shape[-1]
-        for factor in gain.factors
-        if (array := constant(factor.parameter.value)) is not None and "D" in factor.parameter.layout
-    ]
+    widths = [width_of(factor.parameter.value) for factor in gain.factors if "D" in factor.parameter.layout[-1:]]
     grids = [_grid_of(factor.parameter, order, inner=widths[0] if widths else None) for factor in gain.factors]
     arrays = [grid for grid in grids if grid is not None]
     if len(arrays) != len(grids):
@@ -179,15 +173,14 @@ def _product(builder: NodeBuilder, gain: Gain, order: str) -> ir.Value:
     for factor, value in parts[1:]:
         total = builder.apply("Div" if factor.inverse else "Mul", [total, value], dims=_broadcast_dims(total, value))
     if gain.number != 1.0:
-        assert total.dtype is not None and total.shape is not None
+        assert total.dtype is not None
         scalar = builder.constant(np.asarray(gain.number, dtype=total.dtype.numpy()), "factor")
-        total = builder.apply("Mul", [total, scalar], dims=list(total.shape))
+        total = builder.apply("Mul", [total, scalar], dims=shape_of(total))
     return total
 
 
 def _first_factor(builder: NodeBuilder, factor: Factor, value: ir.Value) -> ir.Value:
-    assert value.shape is not None
-    return builder.apply("Reciprocal", [value], dims=list(value.shape)) if factor.inverse else value
+    return builder.apply("Reciprocal", [value], dims=shape_of(value)) if factor.inverse else value
 
 
 def _expanded(builder: NodeBuilder, grid: ir.Value, heads: int, size: int) -> ir.Value:
@@ -197,36 +190,63 @@ def _expanded(builder: NodeBuilder, grid: ir.Value, heads: int, size: int) -> ir
     return builder.apply("Expand", [grid, builder.integers([heads, size], "shape")], dims=[heads, size])
 
 
+def _in_place(builder: NodeBuilder, bias: Bias) -> ir.Value:
+    """The mask with its axes where those of the logits are."""
+    value, axes = bias.value, bias.axes
+    if axes is None or value.shape is None:
+        return value
+    used = [axis for axis in axes if axis is not None]
+    value = builder.transpose(value, used)
+    missing = [place for place, axis in enumerate(axes) if axis is None]
+    leading = len([place for place in missing if all(axis is None for axis in axes[:place])])
+    if len(missing) == leading:
+        return value
+    dims: list[Dim] = [1 if axis is None else bias.value.shape[axis] for axis in axes]  # type: ignore[index]
+    return builder.apply("Unsqueeze", [value, builder.integers(missing, "axes")], dims=dims)
+
+
 def _visible(builder: NodeBuilder, bias: Bias) -> ir.Value:
-    assert bias.value.shape is not None
-    return builder.apply("Not", [bias.value], dims=list(bias.value.shape)) if bias.negated else bias.value
+    value = _in_place(builder, bias)
+    return builder.apply("Not", [value], dims=shape_of(value)) if bias.negated else value
 
 
 def _added(builder: NodeBuilder, bias: Bias, dtype: ir.DataType | None) -> ir.Value:
     """A boolean mask as a float: 0 where a key is visible, else what the model writes there."""
-    if bias.value.dtype != ir.DataType.BOOL:
-        return bias.value
-    assert dtype is not None and bias.value.shape is not None
+    value = _in_place(builder, bias)
+    if value.dtype != ir.DataType.BOOL:
+        return value
+    assert dtype is not None, "recognition knows the type of the queries"
     fill = -np.inf if bias.fill is None else bias.fill
-    kind = dtype.numpy()
-    hidden, visible = (builder.constant(np.asarray(item, dtype=kind), "mask") for item in (fill, 0.0))
+    hidden, visible = (builder.constant(np.asarray(item, dtype=dtype.numpy()), "mask") for item in (fill, 0.0))
     branches = [hidden, visible] if bias.negated else [visible, hidden]
-    return builder.apply("Where", [bias.value, *branches], dims=list(bias.value.shape), dtype=dtype)
+    return builder.apply("Where", [value, *branches], dims=shape_of(value), dtype=dtype)
+
+
+def width_of(value: ir.Value) -> int:
+    """The size of the last axis, which recognition requires to be fixed."""
+    width = shape_of(value)[-1]
+    assert isinstance(width, int), "recognition requires fixed widths"
+    return width
+
+
+def shape_of(value: ir.Value) -> list[Dim]:
+    """The sizes of a value whose shape recognition has read."""
+    assert value.shape is not None, "recognition reads the shapes of all operands"
+    return list(value.shape)
 
 
 def _broadcast_dims(first: ir.Value, second: ir.Value) -> list[Dim]:
-    assert first.shape is not None and second.shape is not None
-    rank = max(len(first.shape), len(second.shape))
-    rows = [[1] * (rank - len(value.shape)) + list(value.shape) for value in (first, second) if value.shape is not None]
-    return [b if a == 1 else a for a, b in zip(*rows, strict=True)]
+    rank = max(len(shape_of(first)), len(shape_of(second)))
+    ones: list[Dim] = [1]
+    a, b = (ones * (rank - len(shape_of(value))) + shape_of(value) for value in (first, second))
+    return [right if left == 1 else left for left, right in zip(a, b, strict=True)]
 
 
 def _columns(builder: NodeBuilder, value: ir.Value, columns: tuple[int, ...]) -> ir.Value:
-    assert value.shape is not None
-    if columns == tuple(range(int(value.shape[-1]))):  # type: ignore[arg-type]
+    if columns == tuple(range(width_of(value))):
         return value
-    dims = [*value.shape[:-1], len(columns)]
-    steps = {second - first for first, second in zip(columns, columns[1:], strict=False)}
+    dims = [*shape_of(value)[:-1], len(columns)]
+    steps = {second - first for first, second in itertools.pairwise(columns)}
     step = steps.pop() if len(steps) == 1 else 0
     if step > 0:
         bounds = [[columns[0]], [columns[-1] + 1], [-1], [step]]
@@ -241,11 +261,10 @@ def _table_axes(builder: NodeBuilder, value: ir.Value, layout: Layout) -> ir.Val
         names = {2: "SW", 3: "BSW", 4: "BHSW"}[len(layout)]
         if all(letters in ("", name) for letters, name in zip(layout, names, strict=True)):
             return value
-    assert value.shape is not None
-    sizes = {letters: dim for letters, dim in zip(layout, value.shape, strict=True) if letters}
+    sizes = {letters: dim for letters, dim in zip(layout, shape_of(value), strict=True) if letters}
     singles = [axis for axis, letters in enumerate(layout) if not letters]
     if singles:
-        rest = [dim for axis, dim in enumerate(value.shape) if axis not in singles]
+        rest = [dim for axis, dim in enumerate(shape_of(value)) if axis not in singles]
         value = builder.apply("Squeeze", [value, builder.integers(singles, "axes")], dims=rest)
     letters = [item for item in layout if item]
     value = builder.transpose(value, sorted(range(len(letters)), key=lambda index: "BHSW".index(letters[index])))

@@ -25,8 +25,7 @@ from qknorm_onnx.spec.qk_norm_spec import QKNormSpec
 class Replacement:
     """New nodes, and for each value that they replace the new one.
 
-    `boundary` are the values of the graph that old and new nodes both start from, `kept` those of the graph that the new
-    nodes read although they lie behind the boundary.
+    `boundary` are the values of the graph that old and new nodes both start from.
     """
 
     name: str
@@ -100,7 +99,7 @@ def _tables(builder: NodeBuilder, preparation: Preparation) -> tuple[ir.Value | 
     rotary = preparation.rotary
     if rotary is None:
         return None, None
-    return rotary_table(builder, rotary.cos, "cos"), rotary_table(builder, rotary.sin, "sin")
+    return rotary_table(builder, rotary.cos), rotary_table(builder, rotary.sin)
 
 
 def _attention_inputs(

@@ -76,7 +76,7 @@ class FuseQKNormPass(ir.passes.InPlacePass):
             refused = reports.Refused(name=found.name, reason=proof.reason, max_difference=proof.max_difference)
             self._extend(refused=(refused,))
             return False
-        sources = insert(replacement, core, graph)
+        sources = insert(replacement, graph)
         note = f"unverified: {proof.reason}" if proof.verdict == "unverified" else ""
         fused = reports.FusedAttention(name=found.name, spec=found.spec, source_nodes=sources, note=note)
         self._extend(fused=(fused,))
@@ -108,10 +108,10 @@ class FuseQKNormPass(ir.passes.InPlacePass):
 
     def _extend(self, **entries: tuple[object, ...]) -> None:
         added = {field: (*getattr(self.report, field), *items) for field, items in entries.items()}
-        self.report = dataclasses.replace(self.report, **added)  # type: ignore[arg-type]
+        self.report = dataclasses.replace(self.report, **added)
 
 
-def insert(replacement: Replacement, core: Core, graph: ir.Graph) -> tuple[str, ...]:
+def insert(replacement: Replacement, graph: ir.Graph) -> tuple[str, ...]:
     """Put the new nodes in place of the old ones; returns the names of those that nothing reads any more."""
     before = {node: node.name or "" for node in graph}
     for value in replacement.builder.initializers:
@@ -120,8 +120,18 @@ def insert(replacement: Replacement, core: Core, graph: ir.Graph) -> tuple[str, 
     assert anchor is not None, "an attention's output is made by a node"
     graph.insert_before(anchor, replacement.builder.nodes)
     for old, new in replacement.outputs:
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        _replace(old, new)
     return _remove_unused(replacement, before)
+
+
+def _replace(old: ir.Value, new: ir.Value) -> None:
+    """Let everybody who read `old` read `new`; a graph output keeps its name."""
+    name = old.name
+    is_output = old.is_graph_output()
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    if is_output:
+        old.name = f"{name}/replaced"
+        new.name = name
 
 
 def _remove_unused(replacement: Replacement, names: dict[ir.Node, str]) -> tuple[str, ...]:

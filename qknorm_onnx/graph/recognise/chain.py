@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match import Chain, Declined, Factor, Layout, Located, Norm, Offset, Rotary, Step
+from qknorm_onnx.graph.match import CacheAppend, Chain, Declined, Factor, Layout, Located, Norm, Offset, Repeat, Rotary, Step
 from qknorm_onnx.graph.recognise.cache import read_cache_append
 from qknorm_onnx.graph.recognise.constants import constant, input_of, producer
 from qknorm_onnx.graph.recognise.layout import dims_of, read_expanded_heads, same_size, step_back
@@ -15,7 +16,15 @@ from qknorm_onnx.graph.recognise.rotary import read_rotary
 
 MAX_STEPS = 64
 Steps = tuple[Step, ...]
-ChainReader = Callable[[Located, Steps], Steps | Declined | None]
+ChainReader = Callable[[Located], Steps | Declined | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenReader:
+    """A reader, and the kinds of fragments after which it is not asked any more."""
+
+    read: ChainReader
+    closed_by: tuple[type, ...] = ()
 
 
 def read_prepared(start: Located) -> Chain:
@@ -28,18 +37,17 @@ def read_values(start: Located) -> Chain:
     return _walk(start, VALUE_READERS)
 
 
-def _walk(start: Located, readers: tuple[ChainReader, ...]) -> Chain:
-    here, steps, path = start, (), [start]
+def _walk(start: Located, readers: tuple[OpenReader, ...]) -> Chain:
+    here, path = start, [start]
     steps: Steps = ()
-    stop: Declined | None = None
     for _ in range(MAX_STEPS):
-        node = here.value.producer()
-        if node is None or here.value.is_graph_input():
+        if here.value.producer() is None or here.value.is_graph_input():
             break
-        found = next((answer for reader in readers if (answer := reader(here, steps)) is not None), None)
+        kinds = [type(step.fragment) for step in steps]
+        asked = [reader.read for reader in readers if not any(kind in kinds for kind in reader.closed_by)]
+        found = next((answer for read in asked if (answer := read(here)) is not None), None)
         if isinstance(found, Declined):
-            stop = found
-            break
+            return Chain(start, steps, tuple(path), found)
         if found is not None:
             steps = (*steps, *found)
             here = found[-1].source
@@ -49,42 +57,31 @@ def _walk(start: Located, readers: tuple[ChainReader, ...]) -> Chain:
                 break
             here = before
         path.append(here)
-    return Chain(start, steps, tuple(path), stop)
+    return Chain(start, steps, tuple(path))
 
 
-def read_repeat(located: Located, steps: Steps) -> Steps | Declined | None:
+def read_repeat(located: Located) -> Steps | Declined | None:
     """Repeated key / value heads."""
     found = read_expanded_heads(located)
     return (Step(*found),) if found is not None else None
 
 
-def read_cached(located: Located, steps: Steps) -> Steps | Declined | None:
+def read_cached(located: Located) -> Steps | Declined | None:
     """A cache in front of new keys or values."""
     found = read_cache_append(located)
     return (Step(*found),) if found is not None else None
 
 
-def read_any_norm(located: Located, steps: Steps) -> Steps | Declined | None:
-    """A norm, if none was read yet."""
-    if any(isinstance(step.fragment, Norm) for step in steps):
-        return None
-    return read_norm(located)
-
-
-def read_any_rotary(located: Located, steps: Steps) -> Steps | Declined | None:
-    """A rotary embedding, if none was read yet."""
-    if any(isinstance(step.fragment, Rotary) for step in steps):
-        return None
+def read_rotated(located: Located) -> Steps | Declined | None:
+    """A rotary embedding."""
     found = read_rotary(located)
-    if found is None or isinstance(found, Declined):
-        return found
-    return (Step(*found),)
+    return found if found is None or isinstance(found, Declined) else (Step(*found),)
 
 
-def read_factor(located: Located, steps: Steps) -> Steps | Declined | None:
+def read_factor(located: Located) -> Steps | Declined | None:
     """x * w or x / w, where w is smaller than x: a weight, a scale, one factor per head or position."""
     node = producer(located.value, "Mul", "Div")
-    if node is None or any(isinstance(step.fragment, Norm) for step in steps):
+    if node is None:
         return None
     operands = _data_and_parameter(node, located)
     if operands is None or (node.op_type == "Div" and operands[0] is not node.inputs[0]):
@@ -96,10 +93,10 @@ def read_factor(located: Located, steps: Steps) -> Steps | Declined | None:
     return (Step(Factor(aligned(parameter, located.layout), node.op_type == "Div", node), source),)
 
 
-def read_offset(located: Located, steps: Steps) -> Steps | Declined | None:
+def read_offset(located: Located) -> Steps | Declined | None:
     """x + b, where b is one number per value of a head or of all heads: the bias of a norm, if one follows."""
     node = producer(located.value, "Add")
-    if node is None or any(isinstance(step.fragment, Norm | Offset) for step in steps):
+    if node is None:
         return None
     operands = _data_and_parameter(node, located)
     if operands is None:
@@ -111,15 +108,15 @@ def read_offset(located: Located, steps: Steps) -> Steps | Declined | None:
     return (Step(Offset(placed, node), located.at(data, located.layout)),)
 
 
-PREPARED_READERS: tuple[ChainReader, ...] = (
-    read_repeat,
-    read_cached,
-    read_any_norm,
-    read_any_rotary,
-    read_factor,
-    read_offset,
+PREPARED_READERS = (
+    OpenReader(read_repeat, (Repeat,)),
+    OpenReader(read_cached, (CacheAppend,)),
+    OpenReader(read_norm, (Norm,)),
+    OpenReader(read_rotated, (Rotary,)),
+    OpenReader(read_factor, (Norm,)),
+    OpenReader(read_offset, (Norm, Offset)),
 )
-VALUE_READERS: tuple[ChainReader, ...] = (read_repeat, read_cached)
+VALUE_READERS = (OpenReader(read_repeat, (Repeat,)), OpenReader(read_cached, (CacheAppend,)))
 
 
 def _data_and_parameter(node: ir.Node, located: Located) -> tuple[ir.Value, ir.Value] | None:

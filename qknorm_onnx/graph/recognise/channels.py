@@ -35,7 +35,7 @@ Terms = tuple[Term, ...]
 Channels = npt.NDArray[Any]  # of Terms; its axes are the trailing axes of the tensor that x's last axis was cut into
 
 
-class NotLinear(Exception):
+class NotLinearError(Exception):
     """The stretch does something else than to select, negate, add and multiply by tables."""
 
 
@@ -45,7 +45,7 @@ class ChannelReader:
     def __init__(self, x: ir.Value) -> None:
         dims = dims_of(x)
         if dims is None or not dims or not isinstance(dims[-1], int):
-            raise NotLinear
+            raise NotLinearError
         self.lead = len(dims) - 1
         self.lead_dims = dims[:-1]
         first = np.empty(dims[-1], dtype=object)
@@ -53,7 +53,7 @@ class ChannelReader:
         self._known: dict[ir.Value, Channels | None] = {x: first}
 
     def read(self, value: ir.Value | None, depth: int = MAX_DEPTH) -> Channels | None:
-        """The channels of `value`; None if it does not depend on x. Raises NotLinear."""
+        """The channels of `value`; None if it does not depend on x. Raises NotLinearError."""
         if value is None:
             return None
         if value not in self._known:
@@ -69,19 +69,40 @@ class ChannelReader:
             return None
         rule = CHANNEL_RULES.get((node.domain, node.op_type))
         if rule is None:
-            raise NotLinear
-        return rule(self, node, value, operands)
+            raise NotLinearError
+        return rule(Visit(self, node, value, operands))
 
     def axis(self, node: ir.Node, rank: int, default: int = 0) -> int:
         """The `axis` attribute, counted from the first followed axis."""
         axis = attribute_int(node, "axis", default) % rank - self.lead
         if axis < 0:
-            raise NotLinear
+            raise NotLinearError
         return axis
 
 
-Operands = list[Channels | None]
-Rule = Callable[[ChannelReader, ir.Node, ir.Value, Operands], Channels]
+@dataclasses.dataclass(frozen=True)
+class Visit:
+    """A node on the way: which of its outputs is wanted, and the channels of its inputs (None where they are no data)."""
+
+    reader: ChannelReader
+    node: ir.Node
+    value: ir.Value
+    operands: list[Channels | None]
+
+    @property
+    def only(self) -> Channels:
+        """The first operand, which alone depends on x."""
+        if self.operands[0] is None or any(operand is not None for operand in self.operands[1:]):
+            raise NotLinearError
+        return self.operands[0]
+
+    @property
+    def lead(self) -> int:
+        """The number of axes that are not followed."""
+        return self.reader.lead
+
+
+Rule = Callable[[Visit], Channels]
 
 
 def _map(channels: Channels, change: Callable[[Term], Term]) -> Channels:
@@ -91,26 +112,19 @@ def _map(channels: Channels, change: Callable[[Term], Term]) -> Channels:
     return out
 
 
-def _only(operands: Operands) -> Channels:
-    """The first operand, which alone depends on x."""
-    if operands[0] is None or any(operand is not None for operand in operands[1:]):
-        raise NotLinear
-    return operands[0]
+def _same(visit: Visit) -> Channels:
+    return visit.only
 
 
-def _same(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
-    return _only(operands)
+def _neg(visit: Visit) -> Channels:
+    return _map(visit.only, lambda term: dataclasses.replace(term, sign=-term.sign))
 
 
-def _neg(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
-    return _map(_only(operands), lambda term: dataclasses.replace(term, sign=-term.sign))
-
-
-def _sum(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
-    first, second = operands
+def _sum(visit: Visit) -> Channels:
+    first, second = visit.operands
     if first is None or second is None or first.shape != second.shape:
-        raise NotLinear
-    if node.op_type == "Sub":
+        raise NotLinearError
+    if visit.node.op_type == "Sub":
         second = _map(second, lambda term: dataclasses.replace(term, sign=-term.sign))
     out = np.empty(first.shape, dtype=object)
     for index in np.ndindex(first.shape):
@@ -118,10 +132,12 @@ def _sum(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operan
     return out
 
 
-def _product(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
-    data, table = (operands[0], node.inputs[1]) if operands[1] is None else (operands[1], node.inputs[0])
-    if data is None or table is None or all(operand is not None for operand in operands):
-        raise NotLinear
+def _product(visit: Visit) -> Channels:
+    data, table = (
+        (visit.operands[0], visit.node.inputs[1]) if visit.operands[1] is None else (visit.operands[1], visit.node.inputs[0])
+    )
+    if data is None or table is None or all(operand is not None for operand in visit.operands):
+        raise NotLinearError
     if number(table) == -1.0:
         return _map(data, lambda term: dataclasses.replace(term, sign=-term.sign))
     columns = _columns(table, data.ndim)
@@ -129,7 +145,7 @@ def _product(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Op
     out = np.empty(data.shape, dtype=object)
     for index in np.ndindex(data.shape):
         if any(term.table is not None for term in data[index]):
-            raise NotLinear
+            raise NotLinearError
         out[index] = tuple(Term(term.sign, term.source, table, int(columns[index])) for term in data[index])
     return out
 
@@ -138,110 +154,110 @@ def _columns(table: ir.Value, trailing: int) -> npt.NDArray[np.int64]:
     """The number of each entry of the table's last `trailing` axes, counted in row-major order."""
     dims = dims_of(table)
     if dims is None or len(dims) < trailing:
-        raise NotLinear
+        raise NotLinearError
     own = dims[len(dims) - trailing :]
     if any(not isinstance(dim, int) for dim in own):
-        raise NotLinear
+        raise NotLinearError
     sizes = [int(dim) for dim in own]  # type: ignore[arg-type]
     return np.arange(int(np.prod(sizes))).reshape(sizes)
 
 
-def _concat(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
-    parts = [operand for operand in operands if operand is not None]
-    if len(parts) != len(operands):
-        raise NotLinear
-    return np.concatenate(parts, axis=reader.axis(node, reader.lead + parts[0].ndim))
+def _concat(visit: Visit) -> Channels:
+    parts = [operand for operand in visit.operands if operand is not None]
+    if len(parts) != len(visit.operands):
+        raise NotLinearError
+    return np.concatenate(parts, axis=visit.reader.axis(visit.node, visit.lead + parts[0].ndim))
 
 
-def _slice(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
-    data = _only(operands)
-    starts, ends = integers(input_of(node, 1)), integers(input_of(node, 2))
+def _slice(visit: Visit) -> Channels:
+    data = visit.only
+    starts, ends = integers(input_of(visit.node, 1)), integers(input_of(visit.node, 2))
     if starts is None or ends is None:
-        raise NotLinear
-    axes = integers(input_of(node, 3)) or tuple(range(len(starts)))
-    steps = integers(input_of(node, 4)) or (1,) * len(starts)
+        raise NotLinearError
+    axes = integers(input_of(visit.node, 3)) or tuple(range(len(starts)))
+    steps = integers(input_of(visit.node, 4)) or (1,) * len(starts)
     cut = [slice(None)] * data.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        place = axis % (reader.lead + data.ndim) - reader.lead
+        place = axis % (visit.lead + data.ndim) - visit.lead
         if place < 0:
             if start == 0 and step == 1 and end >= 1 << 31:
                 continue
-            raise NotLinear
+            raise NotLinearError
         cut[place] = slice(start, end if abs(end) < 1 << 31 else None, step)
     return data[tuple(cut)]
 
 
-def _split(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
-    data = _only(operands)
-    axis = reader.axis(node, reader.lead + data.ndim)
-    sizes = attribute_or_input(node, "split", 1)
+def _split(visit: Visit) -> Channels:
+    data = visit.only
+    axis = visit.reader.axis(visit.node, visit.lead + data.ndim)
+    sizes = attribute_or_input(visit.node, "split", 1)
     if sizes is None:
-        share = -(-data.shape[axis] // len(node.outputs))
-        sizes = tuple(min(share, data.shape[axis] - share * index) for index in range(len(node.outputs)))
-    first = sum(sizes[: value.index() or 0])
-    return np.take(data, range(first, first + sizes[value.index() or 0]), axis=axis)
+        share = -(-data.shape[axis] // len(visit.node.outputs))
+        sizes = tuple(min(share, data.shape[axis] - share * index) for index in range(len(visit.node.outputs)))
+    first = sum(sizes[: visit.value.index() or 0])
+    return np.take(data, range(first, first + sizes[visit.value.index() or 0]), axis=axis)
 
 
-def _gather(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
-    data = _only(operands)
-    indices = constant(input_of(node, 1))
+def _gather(visit: Visit) -> Channels:
+    data = visit.only
+    indices = constant(input_of(visit.node, 1))
     if indices is None or not np.issubdtype(indices.dtype, np.integer):
-        raise NotLinear
-    return np.take(data, indices.astype(np.int64), axis=reader.axis(node, reader.lead + data.ndim))
+        raise NotLinearError
+    return np.take(data, indices.astype(np.int64), axis=visit.reader.axis(visit.node, visit.lead + data.ndim))
 
 
-def _reshape(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
-    data = _only(operands)
-    dims = dims_of(value)
-    if dims is None or len(dims) < reader.lead + 1:
-        raise NotLinear
-    kept, cut = dims[: reader.lead], dims[reader.lead :]
-    if not all(map(same_size, kept, reader.lead_dims)) or any(not isinstance(dim, int) for dim in cut):
-        raise NotLinear
+def _reshape(visit: Visit) -> Channels:
+    data = visit.only
+    dims = dims_of(visit.value)
+    if dims is None or len(dims) < visit.lead + 1:
+        raise NotLinearError
+    kept, cut = dims[: visit.lead], dims[visit.lead :]
+    if not all(map(same_size, kept, visit.reader.lead_dims)) or any(not isinstance(dim, int) for dim in cut):
+        raise NotLinearError
     if np.prod(cut) != data.size:  # type: ignore[arg-type]
-        raise NotLinear
+        raise NotLinearError
     return data.reshape([int(dim) for dim in cut])  # type: ignore[arg-type]
 
 
-def _unsqueeze(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
-    data = _only(operands)
-    axes = attribute_or_input(node, "axes", 1)
+def _unsqueeze(visit: Visit) -> Channels:
+    data = visit.only
+    axes = attribute_or_input(visit.node, "axes", 1)
     if axes is None:
-        raise NotLinear
-    places = [axis % (reader.lead + data.ndim + len(axes)) - reader.lead for axis in axes]
+        raise NotLinearError
+    places = [axis % (visit.lead + data.ndim + len(axes)) - visit.lead for axis in axes]
     if min(places) < 0:
-        raise NotLinear
+        raise NotLinearError
     return np.expand_dims(data, places)
 
 
-def _squeeze(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
-    data = _only(operands)
-    axes = attribute_or_input(node, "axes", 1)
-    places = [axis % (reader.lead + data.ndim) - reader.lead for axis in axes or ()]
+def _squeeze(visit: Visit) -> Channels:
+    data = visit.only
+    axes = attribute_or_input(visit.node, "axes", 1)
+    places = [axis % (visit.lead + data.ndim) - visit.lead for axis in axes or ()]
     if not places or min(places) < 0:
-        raise NotLinear
+        raise NotLinearError
     return np.squeeze(data, tuple(places))
 
 
-def _transpose(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
-    data = _only(operands)
-    perm = tuple(node.attributes["perm"].as_ints()) if "perm" in node.attributes else ()
-    if perm[: reader.lead] != tuple(range(reader.lead)):
-        raise NotLinear
-    return data.transpose([axis - reader.lead for axis in perm[reader.lead :]])
+def _transpose(visit: Visit) -> Channels:
+    data = visit.only
+    perm = tuple(visit.node.attributes["perm"].as_ints()) if "perm" in visit.node.attributes else ()
+    if perm[: visit.lead] != tuple(range(visit.lead)):
+        raise NotLinearError
+    return data.transpose([axis - visit.lead for axis in perm[visit.lead :]])
 
 
-def _reduce_sum(reader: ChannelReader, node: ir.Node, value: ir.Value, operands: Operands) -> Channels:
-    data = _only(operands)
-    axes = attribute_or_input(node, "axes", 1)
-    places = [axis % (reader.lead + data.ndim) - reader.lead for axis in axes or ()]
+def _reduce_sum(visit: Visit) -> Channels:
+    data = visit.only
+    axes = attribute_or_input(visit.node, "axes", 1)
+    places = [axis % (visit.lead + data.ndim) - visit.lead for axis in axes or ()]
     if len(places) != 1 or places[0] < 0:
-        raise NotLinear
+        raise NotLinearError
     parts = np.moveaxis(data, places[0], 0)
     out = np.empty(parts.shape[1:], dtype=object)
     for index in np.ndindex(out.shape):
         out[index] = tuple(term for part in parts for term in part[index])
-    return np.expand_dims(out, places[0]) if attribute_int(node, "keepdims", 1) else out
+    return np.expand_dims(out, places[0]) if attribute_int(visit.node, "keepdims", 1) else out
 
 
 CHANNEL_RULES: dict[tuple[str, str], Rule] = {

@@ -48,7 +48,7 @@ def constant(value: ir.Value | None) -> Array | None:
 def number(value: ir.Value | None) -> float | None:
     """The value of a constant of one element."""
     array = constant(value)
-    return float(array.reshape(())) if array is not None and array.size == 1 else None  # type: ignore[arg-type]
+    return float(array.reshape(())) if array is not None and array.size == 1 else None
 
 
 def integers(value: ir.Value | None) -> tuple[int, ...] | None:

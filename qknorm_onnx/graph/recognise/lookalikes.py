@@ -1,4 +1,4 @@
-"""Attention whose chain ended without a norm: is one hidden further back, or is it plain?"""
+"""Attention whose chain ended without a norm: plain, or with a norm further back that cannot be reached."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from qknorm_onnx.graph.match import Declined
 
 # Everything before a projection is the model's own business (block norms, embeddings).
 PROJECTIONS = frozenset(
-    {
+    [
         "MatMul",
         "Gemm",
         "Conv",
@@ -19,7 +19,7 @@ PROJECTIONS = frozenset(
         "Gather",
         "GatherND",
         "Attention",
-    }
+    ]
 )
 REASONS = {
     "BatchNormalization": "its queries or keys pass a BatchNormalization, which at inference is a fixed factor and not a norm",

@@ -42,6 +42,9 @@ def read_operator(located: Located) -> tuple[Step, ...] | Declined | None:
     if isinstance(axis, Declined):
         return axis
     kind = NORM_OPERATORS[node.domain, node.op_type]
+    if kind == "rms":
+        centred, source = _uncentred(source, tuple(range(first, rank)))
+        kind = "layer" if centred else "rms"
     inner = located.at(source, located.layout)
     steps: list[Step] = []
     for index, fragment in ((2, Offset), (1, Factor)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TypeVar
 
 import onnx_ir as ir
 
@@ -27,6 +28,7 @@ from qknorm_onnx.graph.recognise.constants import number
 from qknorm_onnx.graph.recognise.layout import letters_of
 from qknorm_onnx.spec.qk_norm_spec import NormWeightOrder, QKNormRotarySpec, RotaryOrder, RotarySpec
 
+FragmentT = TypeVar("FragmentT", CacheAppend, Norm, Offset, Repeat, Rotary)
 NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -123,7 +125,7 @@ def rotary_order(steps: Sequence[Step]) -> RotaryOrder:
     return "after_norm"
 
 
-def _first(steps: Sequence[Step], kind: type) -> object:
+def _first(steps: Sequence[Step], kind: type[FragmentT]) -> FragmentT | None:
     return next((step.fragment for step in steps if isinstance(step.fragment, kind)), None)
 
 

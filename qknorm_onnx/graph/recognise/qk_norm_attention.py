@@ -5,7 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from qknorm_onnx.graph.match import Chain, Core, Declined, Plain, Preparation, QKNormMatch, Recognition, Repeat, Visibility
+from qknorm_onnx.graph.match import (
+    CacheAppend,
+    Chain,
+    Core,
+    Declined,
+    Plain,
+    Preparation,
+    QKNormMatch,
+    Recognition,
+    Repeat,
+    Visibility,
+)
 from qknorm_onnx.graph.recognise.chain import read_prepared, read_values
 from qknorm_onnx.graph.recognise.lookalikes import norm_behind
 from qknorm_onnx.graph.recognise.mask import MaskContext
@@ -47,9 +58,10 @@ def _compose(name: str, core: Core, query: PreparedSide, key: PreparedSide, mask
     value_repeat = next((fragment.count for fragment in values.fragments() if isinstance(fragment, Repeat)), 1)
     if value_repeat != key.repeat or query.repeat != 1:
         return Declined("its queries, keys and values are repeated differently", core.node)
-    visibility = read_visibility(core, masks)
-    if isinstance(visibility, Declined):
-        return visibility
+    caches = _caches(core, key, values)
+    if isinstance(caches, Declined):
+        return caches
+    visibility = read_visibility(core, masks, cached=caches is not None)
     apart = not _one_preparation(query.preparation, key.preparation)
     try:
         spec = _spec(core, query, key, visibility, apart=apart)
@@ -63,8 +75,19 @@ def _compose(name: str, core: Core, query: PreparedSide, key: PreparedSide, mask
         key=key.preparation,
         value=projected(values, values.steps),
         visibility=visibility,
+        caches=caches,
         prepared_apart=apart,
     )
+
+
+def _caches(core: Core, key: PreparedSide, values: Chain) -> tuple[CacheAppend, CacheAppend] | Declined | None:
+    """The caches of keys and values: both or none."""
+    value_cache = next((fragment for fragment in values.fragments() if isinstance(fragment, CacheAppend)), None)
+    if key.cache is None and value_cache is None:
+        return None
+    if key.cache is None or value_cache is None:
+        return Declined("only one of its keys and values has a cache", core.node)
+    return key.cache, value_cache
 
 
 def _one_preparation(query: Preparation, key: Preparation) -> bool:

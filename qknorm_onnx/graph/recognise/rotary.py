@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match import Declined, Layout, Located, Rotary, Table
-from qknorm_onnx.graph.recognise.channels import CHANNEL_RULES, ChannelReader, NotLinear, Term, Terms
+from qknorm_onnx.graph.recognise.channels import CHANNEL_RULES, ChannelReader, NotLinearError, Term, Terms
 from qknorm_onnx.graph.recognise.constants import producer
 from qknorm_onnx.graph.recognise.layout import dims_of
 from qknorm_onnx.graph.recognise.rotary_operator import read_rotary_operator
@@ -60,7 +60,7 @@ def _from_candidate(located: Located, candidate: ir.Value) -> tuple[Rotary, Loca
         return None
     try:
         channels = ChannelReader(candidate).read(located.value)
-    except NotLinear:
+    except NotLinearError:
         return None
     if channels is None or channels.ndim != 1:
         return None
@@ -99,7 +99,7 @@ def read_pairs(channels: Sequence[Terms], located: Located) -> Rotary | None:
     sin = make_table({index: parts[index][1] for index in order}, pairs=[(p.first, p.second) for p in pairs], layout=layout)
     if cos is None or sin is None:
         return None
-    cos, sin = _same_width(cos, sin, parts, pairs, layout)
+    cos, sin = _same_width(cos, sin, parts, layout)
     if pairs[0].reversed:
         sin = dataclasses.replace(sin, negated=True)
     whole = offset == 0 and size == len(channels)
@@ -156,9 +156,7 @@ def _table_layout(layout: Layout) -> Layout:
     return (*layout[:-1], "W")
 
 
-def _same_width(
-    cos: Table, sin: Table, parts: dict[int, tuple[Term, Term]], pairs: Sequence[Pair], layout: Layout
-) -> tuple[Table, Table]:
+def _same_width(cos: Table, sin: Table, parts: dict[int, tuple[Term, Term]], layout: Layout) -> tuple[Table, Table]:
     """Both tables with one factor per value, if only one of them could be had with one per pair."""
     if cos.width == sin.width:
         return cos, sin

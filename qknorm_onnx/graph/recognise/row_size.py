@@ -151,7 +151,8 @@ def _mean_of_sum(node: ir.Node, depth: int) -> RowSize | None:
     if size is None or count is None or size.statistic != "sum" or not size.plain:
         return None
     dims = dims_of(size.row)
-    values = math.prod(dims[axis] for axis in size.axes if isinstance(dims[axis], int)) if dims is not None else 0  # type: ignore[misc]
+    lengths = [dims[axis] for axis in size.axes] if dims is not None else []
+    values = math.prod(length for length in lengths if isinstance(length, int))
     return dataclasses.replace(size, statistic="mean") if math.isclose(count, values, rel_tol=1e-6) else None
 
 

@@ -83,21 +83,8 @@ def reaches_product(value: ir.Value, depth: int = MAX_STEPS) -> bool:
     return any(reaches_product(operand, depth - 1) for operand in node.inputs if operand is not None)
 
 
-SCORE_OPERATORS = (
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Where",
-    "Tanh",
-    "Clip",
-    "Min",
-    "Max",
-    "Cast",
-    "Identity",
-    "Concat",
-    "Reshape",
-    "Dropout",
+SCORE_OPERATORS = frozenset(
+    ["Add", "Sub", "Mul", "Div", "Where", "Tanh", "Clip", "Min", "Max", "Cast", "Identity", "Concat", "Reshape", "Dropout"]
 )
 
 
@@ -130,7 +117,11 @@ def read_added(node: ir.Node) -> ScoreStep | None:
     if operands is None:
         return None
     source, bias = operands
-    return ScoreStep(source, lambda scores: dataclasses.replace(scores, biases=(*scores.biases, Bias(bias))))
+    return _added_bias(source, Bias(bias))
+
+
+def _added_bias(source: ir.Value, bias: Bias) -> ScoreStep:
+    return ScoreStep(source, lambda scores: dataclasses.replace(scores, biases=(*scores.biases, bias)))
 
 
 def read_hidden(node: ir.Node) -> ScoreStep | None:
@@ -143,8 +134,7 @@ def read_hidden(node: ir.Node) -> ScoreStep | None:
     for source, other, negated in ((no, yes, True), (yes, no, False)):
         fill = number(other)
         if fill is not None and fill < -1e3:
-            bias = Bias(condition, negated, fill)
-            return ScoreStep(source, lambda scores, bias=bias: dataclasses.replace(scores, biases=(*scores.biases, bias)))
+            return _added_bias(source, Bias(condition, negated, fill))
     return None
 
 

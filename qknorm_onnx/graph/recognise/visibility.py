@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
-from qknorm_onnx.graph.match import Bias, Core, Declined, Visibility
+import dataclasses
+
+from qknorm_onnx.graph.match import Bias, Core, Visibility
 from qknorm_onnx.graph.recognise.mask import MaskContext, MaskFragment, recognise_mask
 
 
-def read_visibility(core: Core, masks: MaskContext) -> Visibility | Declined:
-    """Everything that is added to the logits of `core` or hides keys."""
+def read_visibility(core: Core, masks: MaskContext, *, cached: bool) -> Visibility:
+    """Everything that is added to the logits of `core` or hides keys. `cached`: the queries stand behind past keys."""
     visibility = Visibility(is_causal=core.is_causal)
     for bias in core.biases:
         fragment = recognise_mask(
             bias.value,
             context=masks,
             negated=bias.negated,
-            query_length=masks.extent(core.query.value, -2),
-            key_length=masks.extent(core.key.value, core.key.layout.index("S")) if "S" in core.key.layout else None,
+            fill_value=bias.fill,
+            query_length=masks.extent(core.query.value, core.query.layout.index("S")),
+            key_length=masks.extent(core.key.value, core.key.layout.index("S")),
         )
-        visibility = _joined(visibility, bias, fragment)
+        visibility = _joined(visibility, bias, fragment, cached=cached)
     return visibility
 
 
-def _joined(visibility: Visibility, bias: Bias, fragment: MaskFragment) -> Visibility:
-    return Visibility(
-        is_causal=visibility.is_causal,
-        left_window_size=visibility.left_window_size,
-        right_window_size=visibility.right_window_size,
-        biases=(*visibility.biases, bias),
-        roots=visibility.roots,
+def _joined(visibility: Visibility, bias: Bias, fragment: MaskFragment, *, cached: bool) -> Visibility:
+    if not _same_function(fragment, cached=cached):
+        return dataclasses.replace(visibility, biases=(*visibility.biases, bias))
+    rest = tuple(
+        Bias(term.value, term.negated, term.fill_value if term.kind == "keep" else None, axes=term.axes)
+        for term in fragment.residual
     )
+    return Visibility(
+        is_causal=visibility.is_causal or fragment.is_causal,
+        left_window_size=_narrower(visibility.left_window_size, fragment.left_window_size),
+        right_window_size=_narrower(visibility.right_window_size, fragment.right_window_size),
+        biases=(*visibility.biases, *rest),
+    )
+
+
+def _same_function(fragment: MaskFragment, *, cached: bool) -> bool:
+    """Whether the fragment, read as an operator's attributes, is the mask: counted from the right position, and where a row
+    may see no key, with such a row as zeros (a finite fill value makes it the mean of all values instead).
+    """
+    if not fragment.recognised:
+        return False
+    places = ("none", "lower_right") if cached else ("none", "both", "upper_left")
+    return fragment.alignment in places and (fragment.rows_never_empty or fragment.fill in (None, "-inf"))
+
+
+def _narrower(first: int, second: int) -> int:
+    return max(first, second) if -1 in (first, second) else min(first, second)
