@@ -56,7 +56,7 @@ class Runner(Protocol):
         ...
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Outputs by name. Float inputs of another width are cast to the one that the model takes.
+        """Outputs by name. Floats and integers of another width are cast to the one that it takes.
 
         Raises:
             CannotRunError: an input is missing, or the runtime refuses these inputs.
@@ -234,15 +234,15 @@ class StagedRunner:
 
 
 def fitted(inputs: Mapping[str, Tensor], dtypes: Mapping[str, np.dtype[Any] | None]) -> dict[str, Tensor]:
-    """The inputs that a model takes, floats cast to its width. Raises CannotRunError naming one that is missing."""
+    """The inputs that a model takes, floats and integers cast to its width. Raises CannotRunError naming one that is missing."""
     feeds: dict[str, Tensor] = {}
     for name, dtype in dtypes.items():
         if name not in inputs:
             raise CannotRunError(f"input {name} is missing; given are {', '.join(inputs) or 'none'}")
         array = np.asarray(inputs[name])
-        both_floats = dtype is not None and is_float(array.dtype) and is_float(dtype)
+        same_kind = dtype is not None and _kind(array.dtype) == _kind(dtype)
         with np.errstate(over="ignore"):
-            feeds[name] = array.astype(dtype) if both_floats and array.dtype != dtype else array
+            feeds[name] = array.astype(dtype) if same_kind and array.dtype != dtype else array
     return feeds
 
 
@@ -251,11 +251,17 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return bool(np.issubdtype(dtype, np.floating)) or dtype == np.dtype(ml_dtypes.bfloat16)
 
 
+def _kind(dtype: np.dtype[Any]) -> str:
+    return "f" if is_float(dtype) else dtype.kind
+
+
 _NUMPY_TYPES: Final[dict[str, np.dtype[Any]]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(double)": np.dtype(np.float64),
     "tensor(float16)": np.dtype(np.float16),
     "tensor(bfloat16)": np.dtype(ml_dtypes.bfloat16),
+    "tensor(int64)": np.dtype(np.int64),
+    "tensor(int32)": np.dtype(np.int32),
 }
 
 

@@ -1,0 +1,41 @@
+"""Runs a module in float64 although its code names float32: norms, rotary tables and softmax often do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_RAISED = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
+
+
+class InFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active, every operator that asks for or would give a narrower float computes in float64 instead.
+
+    `x.float()`, `softmax(dtype=torch.float32)` and new tensors in float32 thus lose nothing. Values that are float32
+    constants keep float32's value.
+    """
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operator with raised arguments, and raise what it returns."""
+        del types
+        raised_args, raised_kwargs = pytree.tree_map(_raised, (tuple(args), dict(kwargs or {})))
+        return pytree.tree_map(_raised, func(*raised_args, **raised_kwargs))
+
+
+def _raised(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return _RAISED.get(value, value)
+    if isinstance(value, torch.Tensor) and value.dtype in _RAISED:
+        return value.to(_RAISED[value.dtype])
+    return value

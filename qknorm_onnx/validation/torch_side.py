@@ -1,0 +1,194 @@
+"""The PyTorch module as the measure: its exact value in float64, and its own error in the type under test."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qknorm_onnx.errors import InputError
+from qknorm_onnx.spec.signature import Dtype
+from qknorm_onnx.validation.inputs import GraphInput
+
+if TYPE_CHECKING:
+    import torch
+
+Tensor = npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModuleCall:
+    """A module and how it is called: the flattened example arguments, in which tensors are replaced by those of a case."""
+
+    module: torch.nn.Module
+    leaves: tuple[Any, ...]
+    structure: Any
+    tensor_places: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def examples(self) -> list[tuple[str, Tensor]]:
+        """The tensors among the arguments, with the name of the parameter where it is one tensor."""
+        return [(name, to_numpy(self.leaves[place])) for name, place in zip(self.names, self.tensor_places, strict=True)]
+
+    def arguments(self, tensors: Mapping[int, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments with the tensors at the places of `tensors` replaced."""
+        from torch.utils import _pytree as pytree
+
+        leaves = [tensors.get(index, leaf) for index, leaf in enumerate(self.leaves)]
+        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        return args, kwargs
+
+
+def call_of(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> ModuleCall:
+    """The call `module(*args, **kwargs)`; names come from `forward`'s parameters. Raises InputError where it takes no tensor."""
+    import inspect
+
+    import torch
+    from torch.utils import _pytree as pytree
+
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(f"module is a {type(module).__name__}; give the torch.nn.Module that was exported")
+    parameters = list(inspect.signature(module.forward).parameters)
+    names: list[str] = []
+    for position, value in enumerate(args):
+        names += _leaf_names(parameters[position] if position < len(parameters) else f"input {position}", value)
+    for key, value in (kwargs or {}).items():
+        names += _leaf_names(key, value)
+    leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+    places = tuple(index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+    if not places:
+        raise InputError("args and kwargs hold no tensor: give the example inputs that the module was exported with")
+    return ModuleCall(
+        module=module,
+        leaves=tuple(leaves),
+        structure=structure,
+        tensor_places=places,
+        names=tuple(names[place] for place in places),
+    )
+
+
+def _leaf_names(name: str, value: Any) -> list[str]:
+    from torch.utils import _pytree as pytree
+
+    leaves = pytree.tree_leaves(value)
+    return [name] if len(leaves) == 1 and leaves[0] is value else [f"{name}[{index}]" for index in range(len(leaves))]
+
+
+class TorchSide:
+    """A module whose weights were rounded to one type, run exactly and in that type."""
+
+    def __init__(self, call: ModuleCall, inputs: Sequence[GraphInput], dtype: Dtype) -> None:
+        import torch
+
+        self._call = call
+        self._places = {i.name: call.tensor_places[i.leaf] for i in inputs}
+        self._dtype = getattr(torch, dtype)
+        self._in_dtype = _rounded_copy(call.module, self._dtype)
+        self._in_float64 = copy.deepcopy(self._in_dtype).to(torch.float64)
+        self._in_float32 = self._in_dtype if dtype == "float32" else copy.deepcopy(self._in_dtype).to(torch.float32)
+        self.truth_type: Dtype = "float64"
+        self.note = ""
+        self.autocast_note = ""
+
+    def truth(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        """Outputs in float64, every float32 island of the module raised as well.
+
+        A module that cannot run so is run in float32; `truth_type` and `note` say so. Raises what the module raises.
+        """
+        import torch
+
+        if self.truth_type == "float64":
+            from qknorm_onnx.validation.float64_mode import InFloat64
+
+            try:
+                with InFloat64():  # type: ignore[no-untyped-call]
+                    return self._run(self._in_float64, inputs, torch.float64)
+            except Exception as error:
+                result = self._run(self._in_float32, inputs, torch.float32)  # raises where the module refuses the inputs
+                self.truth_type, self.note = "float32", f"the module does not run in float64 ({one_line(error)})"
+                return result
+        return self._run(self._in_float32, inputs, torch.float32)
+
+    def in_float32(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        """Outputs of eager PyTorch in float32, on the weights that were rounded to the type."""
+        import torch
+
+        return self._run(self._in_float32, inputs, torch.float32)
+
+    def in_dtype(self, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:
+        """Outputs of eager PyTorch in the type itself, under autocast where only that runs; None where neither does."""
+        import torch
+
+        try:
+            return self._run(self._in_dtype, inputs, self._dtype)
+        except Exception as error:
+            if self._dtype == torch.float32:
+                raise
+            first = one_line(error)
+        try:
+            with torch.autocast("cpu", dtype=self._dtype):
+                result = self._run(self._in_dtype, inputs, self._dtype)
+        except Exception:
+            self.autocast_note = f"module.to({self._dtype}) does not run, not under autocast either ({first})"
+            return None
+        self.autocast_note = f"module.to({self._dtype}) runs only under autocast ({first})"
+        return result
+
+    def _run(self, module: torch.nn.Module, inputs: Mapping[str, Tensor], dtype: torch.dtype) -> list[Tensor]:
+        import torch
+        from torch.utils import _pytree as pytree
+
+        tensors = {place: self._leaf(leaf, dtype) for place, leaf in enumerate(self._call.leaves) if torch.is_tensor(leaf)}
+        for name, array in inputs.items():
+            tensor = torch.from_numpy(np.array(array))
+            place = self._places[name]
+            tensors[place] = tensor.to(dtype if tensor.is_floating_point() else self._call.leaves[place].dtype)
+        args, kwargs = self._call.arguments(tensors)
+        with torch.no_grad():
+            out = module(*args, **kwargs)
+        return [to_numpy(leaf) for leaf in pytree.tree_leaves(out) if torch.is_tensor(leaf)]
+
+    @staticmethod
+    def _leaf(leaf: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return leaf.to(dtype) if leaf.is_floating_point() else leaf
+
+
+def to_numpy(tensor: torch.Tensor) -> Tensor:
+    """A tensor as NumPy; every float becomes float64, which holds all narrower ones exactly."""
+    import torch
+
+    tensor = tensor.detach().cpu()
+    return np.asarray((tensor.to(torch.float64) if tensor.is_floating_point() else tensor).numpy())
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error, on one line and not too long."""
+    text = " ".join(str(error).split())
+    return text[:200] or type(error).__name__
+
+
+def _rounded_copy(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """A copy in `dtype`. A module that is in it already keeps what it holds in another type (buffers of frequencies)."""
+    sizes: dict[torch.dtype, int] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point():
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel()
+    rounded = copy.deepcopy(module).eval()
+    _fix_default_epsilon(rounded)
+    return rounded if max(sizes, key=lambda kind: sizes[kind], default=None) == dtype else rounded.to(dtype)
+
+
+def _fix_default_epsilon(module: torch.nn.Module) -> None:
+    """`RMSNorm(eps=None)` takes the epsilon of the type it computes in: float32's, for half types as well (torch 2.13).
+
+    Run in float64 it would take another one, and so be another function.
+    """
+    import torch
+
+    for part in module.modules():
+        if isinstance(part, torch.nn.RMSNorm) and part.eps is None:
+            part.eps = torch.finfo(torch.float32).eps
