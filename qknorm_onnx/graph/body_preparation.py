@@ -41,7 +41,7 @@ def prepare(
         x = _rotated(body, spec, x, given, head_size=head_size, tag=tag)
     x_bhsd = body.op("Transpose", x, name=f"{tag}_bhsd", perm=[0, 2, 1, 3])
     rest = 1.0 if given.weight is not None else given.factor
-    scale = _scale(body, given.scale, rest, compute=precision.compute, tag=tag)
+    scale = scale_times_factor(body, given.scale, rest, compute=precision.compute, tag=tag)
     return x_bhsd if scale is None else body.op("Mul", x_bhsd, scale, name=f"{tag}_scaled_bhsd")
 
 
@@ -73,7 +73,10 @@ def _rotated(
     return rotate(body, spec.rotary, x_bshd, given.tables, head_size=head_size, tag=tag)
 
 
-def _scale(body: BodyBuilder, scale: ir.Value | None, factor: float, *, compute: ir.DataType, tag: str) -> ir.Value | None:
+def scale_times_factor(
+    body: BodyBuilder, scale: ir.Value | None, factor: float, *, compute: ir.DataType, tag: str
+) -> ir.Value | None:
+    """What multiplies the prepared values last, None where that is nothing."""
     if scale is None:
         return None if factor == 1.0 else body.scalar(factor, compute)
     scale = body.cast(scale, compute)

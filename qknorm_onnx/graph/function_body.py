@@ -196,6 +196,16 @@ def merge_heads(body: BodyBuilder, x_bhsd: ir.Value, width: Dim, *, io: ir.DataT
     return body.reshape(x_bshd, KEEP, KEEP, width, name=name)
 
 
+def bias_of_rows(body: BodyBuilder, inputs: Inputs, signature: BodySignature, *, dtype: ir.DataType) -> ir.Value | None:
+    """The attention bias with at least one axis, in `dtype` unless it is bool; None where there is none."""
+    bias, given = inputs.get("attention_bias"), signature["attention_bias"]
+    if bias is None:
+        return None
+    if given is not None and given.rank == 0:
+        bias = body.op("Unsqueeze", bias, body.ints(0), name="attention_bias_row")
+    return bias if bias.dtype == ir.DataType.BOOL else body.cast(bias, dtype)
+
+
 def _mask(
     body: BodyBuilder,
     spec: AttentionSpec,
@@ -208,14 +218,8 @@ def _mask(
     visible = None
     if num_keys is not None:
         visible = visible_keys(body, spec, positions, num_queries=operands.num_queries, num_keys=num_keys)
-    bias = inputs.get("attention_bias")
-    dtype = operands.query_bhsd.dtype
-    assert dtype is not None, "the builder types every value"
-    if bias is not None:
-        given = signature["attention_bias"]
-        if given is not None and given.rank == 0:  # the rows of the mask need an axis
-            bias = body.op("Unsqueeze", bias, body.ints(0), name="attention_bias_row")
-        bias = bias if bias.dtype == ir.DataType.BOOL else body.cast(bias, dtype)
+    dtype = precision_of(signature, spec).attention
+    bias = bias_of_rows(body, inputs, signature, dtype=dtype)
     sees = bias is None and rows_see_something(spec, positions, per_row_positions="query_offset" in inputs)
     return make_mask(body, visible, bias, dtype=dtype, may_be_empty=not sees)
 

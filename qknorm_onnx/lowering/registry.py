@@ -1,0 +1,132 @@
+"""The targets, and lowering a model to one of them: node by node, each to the first target that can express it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+from typing import Final, get_args
+
+import onnx_ir as ir
+
+from qknorm_onnx.errors import InputError
+from qknorm_onnx.graph.body_builder import BodyBuilder
+from qknorm_onnx.graph.body_signature import signature_of
+from qknorm_onnx.graph.known_fields import unknown_fields
+from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass, canonical_nodes, onnx_opset, scopes
+from qknorm_onnx.graph.qk_norm_node import input_values, is_attention_node, read_attention_node, read_rotary_node
+from qknorm_onnx.lowering.custom_op import CUSTOM_OP, kernel_note
+from qknorm_onnx.lowering.opset import raise_opset
+from qknorm_onnx.lowering.ort_contrib import ORT_CONTRIB
+from qknorm_onnx.lowering.primitive_onnx import PRIMITIVE
+from qknorm_onnx.lowering.standard_onnx import STANDARD
+from qknorm_onnx.lowering.target import Emitted, LoweringRequest, RefusedLoweringError, Target
+from qknorm_onnx.spec.attributes import Spec
+from qknorm_onnx.spec.qk_norm_spec import SpecError
+from qknorm_onnx.spec.signature import DOMAIN, Provider
+
+TARGETS: Final = MappingProxyType({target.name: target for target in (CUSTOM_OP, ORT_CONTRIB, STANDARD, PRIMITIVE)})
+
+
+class UnknownTargetError(InputError):
+    """No such target."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoweringOutcome:
+    """What became of one canonical node: the target that serves it, and why that is not the one asked for, or how it runs."""
+
+    name: str
+    target: str
+    note: str = ""
+
+
+def lower(model: ir.Model, *, target: str, provider: str) -> tuple[LoweringOutcome, ...]:
+    """Lower every canonical node of `model`, in place, and say per node what became of it, in node order.
+
+    A target that cannot express a node hands it to its fallback, and the note says why. `onnx` raises the model's opset
+    to 23 where that is possible.
+
+    Raises:
+        UnknownTargetError: `target` is none of `TARGETS`.
+        InputError: `provider` is unknown.
+        SpecError: a node cannot be expressed at all; the message names it.
+    """
+    if target not in TARGETS:
+        raise UnknownTargetError(f"unknown target {target!r}; choose one of {', '.join(TARGETS)}")
+    if provider not in get_args(Provider):
+        raise InputError(f"unknown provider {provider!r}; choose one of {', '.join(get_args(Provider))}")
+    if not any(canonical_nodes(scope) for scope in scopes(model)):
+        return ()
+    raise_opset(model, TARGETS[target].minimum_opset)
+    opset = onnx_opset(model)
+    nodes = [node for scope in scopes(model) for node in canonical_nodes(scope)]
+    prefixes = _prefixes(nodes)
+    outcomes = [
+        _lower_node(node, prefix=prefix, target=target, provider=provider, opset=opset)
+        for node, prefix in zip(nodes, prefixes, strict=True)
+    ]
+    AttachBodiesPass()(model)
+    return tuple(outcomes)
+
+
+def _chain(name: str) -> Iterator[Target]:
+    while name:
+        yield TARGETS[name]
+        name = TARGETS[name].fallback
+
+
+def _lower_node(node: ir.Node, *, prefix: str, target: str, provider: str, opset: int) -> LoweringOutcome:
+    name = node.name or ""
+    spec, inputs = read_attention_node(node) if is_attention_node(node) else read_rotary_node(node)
+    values = input_values(inputs)
+    signature = signature_of(values, num_outputs=len(node.outputs))
+    present = {key: value for key, value in values.items() if value is not None}
+    request = LoweringRequest(spec=spec, inputs=present, signature=signature, opset=opset, provider=provider)
+    refusals: list[str] = []
+    for candidate in _chain(target):
+        refusal = _refusal(candidate, spec, opset)
+        if refusal is None and candidate.emit is None:
+            note = kernel_note(node.op_type, signature.inputs[0].dtype if signature.inputs[0] else None, provider)
+            return LoweringOutcome(name=name, target=candidate.name, note=note)
+        if refusal is None:
+            try:
+                note = _replace(node, prefix, candidate, request)
+            except RefusedLoweringError as error:
+                refusal = str(error)
+            else:
+                return LoweringOutcome(name=name, target=candidate.name, note="; ".join([*refusals, *filter(None, [note])]))
+        refusals.append(f"not {candidate.name}: {refusal}")
+    raise SpecError(f"node {name!r} cannot be lowered: {'; '.join(refusals)}")
+
+
+def _refusal(target: Target, spec: Spec, opset: int) -> str | None:
+    unknown = unknown_fields(spec, target.known_fields)
+    if unknown:
+        return f"it does not know {', '.join(unknown)}"
+    if opset < target.minimum_opset:
+        return f"it needs opset {target.minimum_opset}, and the model of opset {opset} could not be converted"
+    return None
+
+
+def _replace(node: ir.Node, prefix: str, target: Target, request: LoweringRequest) -> str:
+    assert target.emit is not None and node.graph is not None, "a canonical node of a graph, and a target that replaces it"
+    body = BodyBuilder(prefix=f"{prefix}/")
+    try:
+        emitted: Emitted = target.emit(body, request)
+    except SpecError as error:
+        raise RefusedLoweringError(str(error)) from error
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], body.nodes, node.outputs, emitted.outputs)
+    return emitted.note
+
+
+def _prefixes(nodes: Sequence[ir.Node]) -> list[str]:
+    """A prefix per node for the names of what replaces it: the node's name, numbered where several have one name or none."""
+    seen: Counter[str] = Counter()
+    prefixes = []
+    for node in nodes:
+        name = node.name or node.op_type
+        seen[name] += 1
+        prefixes.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return prefixes
