@@ -1,0 +1,84 @@
+"""After an export: every axis that was asked to be dynamic was honoured, or is refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from qknorm_onnx.torch_export.dynamic_shapes import DynamicAxis
+from qknorm_onnx.torch_export.errors import ExportError
+from qknorm_onnx.torch_export.signature_wrapper import ExampleCall
+
+_TORCH_PLACE: Final = re.compile(r"(?:inputs|L)\['tensors'\]\[(\d+)\]\.(?:shape|size\(\))\[(\d+)\]")
+
+
+def check_honoured(axes: Sequence[DynamicAxis], program: torch.export.ExportedProgram, call: ExampleCall) -> None:
+    """Raises ExportError for an axis that the exported program fixed, narrowed, or tied to others."""
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    inputs = [placeholders[name] for name in program.graph_signature.user_inputs if isinstance(name, str)]
+    shapes = {name: node.meta["val"].shape for name, node in zip(call.tensors, inputs, strict=True)}
+    for axis in axes:
+        size = shapes[axis.tensor][axis.axis]
+        if axis.may_be_static:
+            continue
+        if isinstance(size, int):
+            raise ExportError(_refusal(axis, f"the module fixes it at {size}"))
+        _check_bounds(axis, size, program)
+
+
+def _check_bounds(axis: DynamicAxis, size: torch.SymInt, program: torch.export.ExportedProgram) -> None:
+    expression = size.node.expr
+    if not expression.is_symbol:
+        if not axis.is_expression:
+            raise ExportError(_refusal(axis, f"the module takes only sizes of the form {expression}"))
+        return
+    bounds = program.range_constraints.get(expression)
+    if bounds is None:
+        return
+    lowest, highest = _bound(bounds.lower, 0), _bound(bounds.upper, None)
+    asked_highest = getattr(axis.dim, "max", None)
+    if lowest is not None and lowest > axis.lower_bound:
+        raise ExportError(
+            _refusal(
+                axis,
+                f"the module takes another path below size {lowest}, which the graph would not have; "
+                f"accept that with torch.export.Dim({axis.name or 'size'!r}, min={lowest})",
+            )
+        )
+    if highest is not None and not (isinstance(asked_highest, int) and asked_highest <= highest):
+        raise ExportError(
+            _refusal(
+                axis,
+                f"the module takes another path above size {highest}, which the graph would not have; "
+                f"accept that with torch.export.Dim({axis.name or 'size'!r}, max={highest})",
+            )
+        )
+
+
+def _bound(value: Any, default: int | None) -> int | None:
+    """A sympy bound as an int; the default where it is infinite."""
+    return int(value) if getattr(value, "is_Integer", False) else default
+
+
+def _refusal(axis: DynamicAxis, reason: str) -> str:
+    return f"{axis} cannot be dynamic: {reason}. Change the module, or leave the axis out of dynamic_shapes"
+
+
+def refused_by_torch(error: BaseException, axes: Sequence[DynamicAxis], call: ExampleCall) -> str | None:
+    """The refusal for what torch says about dynamic shapes in `error` or its causes; None if it says nothing about them."""
+    names = list(call.tensors)
+    current: BaseException | None = error
+    while current is not None:
+        for line in str(current).splitlines():
+            place = _TORCH_PLACE.search(line)
+            if place and names and int(place.group(1)) < len(names):
+                tensor, number = names[int(place.group(1))], int(place.group(2))
+                axis = next((a for a in axes if (a.tensor, a.axis) == (tensor, number)), None)
+                if axis is not None:
+                    said = _TORCH_PLACE.sub(lambda m: f"{names[int(m.group(1))]}.shape[{m.group(2)}]", line.strip(" -"))
+                    return _refusal(axis, f"torch says: {said}")
+        current = current.__cause__ or current.__context__
+    return None

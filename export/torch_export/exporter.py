@@ -1,0 +1,157 @@
+"""From a PyTorch module to a program with one node for each QK-Norm attention: `qk.export`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from qknorm_onnx.torch_export.dynamic_shape_check import check_honoured, refused_by_torch
+from qknorm_onnx.torch_export.dynamic_shapes import DynamicShapes, dynamic_axes, enlarge, for_torch, output_names_of
+from qknorm_onnx.torch_export.errors import ExportError, first_line
+from qknorm_onnx.torch_export.mends import mended
+from qknorm_onnx.torch_export.module_names import forget_wrapper
+from qknorm_onnx.torch_export.signature_wrapper import ExplicitSignature, example_call
+from qknorm_onnx.torch_export.translation import translation_table
+from qknorm_onnx.torch_export.weight_check import check_weights
+
+if TYPE_CHECKING:
+    from qknorm_onnx.pipeline import Program
+
+DEFAULT_OPSET: Final = 20
+# The target "onnx" needs the operators RMSNormalization, RotaryEmbedding and Attention.
+OPSET_OF_TARGET: Final = {"onnx": 23}
+OLDEST_OPSET: Final = 18
+
+
+def export(
+    module: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: DynamicShapes | None = None,
+    target: str = "custom-op",
+    provider: str = "cpu",
+    opset: int | None = None,
+    verify: bool = True,
+    require_fusion: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Program:
+    """Export `module`, called as `module(*args, **kwargs)`, with one node for each QK-Norm attention.
+
+    Args:
+        module: any module that torch.onnx can export; it is exported in evaluation mode and left as it was.
+        args: example inputs.
+        kwargs: example inputs by name; graph inputs keep the names of the module's parameters.
+        dynamic_shapes: as `torch.onnx.export` takes them, by input name, names as strings allowed; None is static.
+        target: what attention becomes: "custom-op", "ort", "onnx" or "primitive".
+        provider: "cpu" or "cuda": whose kernels the target is chosen for.
+        opset: of the ONNX file, 18 or newer; None is 20, and 23 for the target "onnx".
+        verify: prove each rewrite by running old and new on random inputs.
+        require_fusion: raise unless there is QK-Norm attention and all of it is fused.
+        progress: called with the name of each stage as it begins.
+
+    Raises:
+        ExportError: damaged weights, example inputs that do not fit, a dynamic axis that cannot be honoured, or a module that
+            torch.onnx cannot export.
+        FusionRequiredError: `require_fusion`, and not all QK-Norm attention became one node.
+    """
+    from qknorm_onnx.pipeline import fuse
+
+    if progress is not None:
+        progress("export")
+    chosen = opset or OPSET_OF_TARGET.get(target, DEFAULT_OPSET)
+    model, notes = export_graph(module, args, kwargs, dynamic_shapes=dynamic_shapes, opset=chosen)
+    program = fuse(model, target=target, provider=provider, verify=verify, require_fusion=require_fusion, progress=progress)
+    return dataclasses.replace(program, report=dataclasses.replace(program.report, notes=(*notes, *program.report.notes)))
+
+
+def export_graph(
+    module: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: DynamicShapes | None = None,
+    opset: int = DEFAULT_OPSET,
+) -> tuple[ir.Model, tuple[str, ...]]:
+    """The module's graph before any fusion, and notes of what was mended on the way. As `export` otherwise."""
+    _require_exporter(opset)
+    check_weights(module)
+    call = example_call(module, args, kwargs)
+    axes = dynamic_axes(dynamic_shapes, call)
+    call, enlarged = enlarge(call, axes)
+    keep_cache = bool((kwargs or {}).get("use_cache"))
+    with mended(module, keep_cache=keep_cache) as notes:
+        wrapper = ExplicitSignature(module, call)
+        output_names = output_names_of(wrapper, enlarged)
+        if not output_names:
+            raise ExportError(f"{type(module).__name__} returns no tensor")
+        try:
+            program = _torch_onnx_export(wrapper, for_torch(axes, call), output_names, opset)
+        except Exception as error:
+            refusal = refused_by_torch(error, axes, call)
+            raise ExportError(refusal or f"torch cannot export {type(module).__name__}: {_innermost(error)}") from error
+    check_honoured(axes, program.exported_program, call)
+    if wrapper.arithmetic.used:
+        notes.append("complex numbers were written as pairs of real ones (ONNX has no complex type)")
+    forget_wrapper(program.model)
+    return program.model, tuple(notes)
+
+
+def _require_exporter(opset: int) -> None:
+    for package in ("onnx", "onnxscript"):
+        if importlib.util.find_spec(package) is None:
+            raise ExportError(f"torch.onnx needs {package}: pip install {package}")
+    if opset < OLDEST_OPSET:
+        raise ExportError(f"opset {opset} is too old: torch.onnx writes {OLDEST_OPSET} and newer; use opset {DEFAULT_OPSET}")
+
+
+def _torch_onnx_export(
+    wrapper: ExplicitSignature, dynamic_shapes: dict[str, Any] | None, output_names: list[str], opset: int
+) -> Any:
+    tensors = tuple(wrapper.call.tensors.values())
+    with _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            wrapper,
+            tensors,
+            dynamo=True,
+            opset_version=opset,
+            dynamic_shapes=dynamic_shapes,
+            input_names=list(wrapper.call.tensors),
+            output_names=output_names,
+            custom_translation_table=translation_table(),
+            verbose=False,
+        )
+    assert program is not None
+    return program
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch.onnx tells its own developers: packages that it does not need here, deprecations inside torch."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _innermost(error: BaseException) -> str:
+    """The first line of the error that torch's own errors wrap."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return first_line(error)

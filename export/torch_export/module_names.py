@@ -1,0 +1,54 @@
+"""The exported graph speaks of the user's module, not of the wrapper that it was exported through."""
+
+from __future__ import annotations
+
+import ast
+from typing import Final
+
+import onnx_ir as ir
+
+WRAPPED: Final = "wrapped"
+_PREFIX: Final = "pkg.torch.onnx."
+# Where the code lay on the exporting machine, and torch's own names: no use to whoever reads the file.
+_PRIVATE: Final = (f"{_PREFIX}stack_trace", f"{_PREFIX}fx_node")
+
+
+def forget_wrapper(model: ir.Model) -> None:
+    """Initializers and module scopes get the names that they have in the user's module; stack traces are dropped."""
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        for node in ir.traversal.RecursiveGraphIterator(graph):
+            _clean_node(node)
+    for name in list(model.graph.initializers):
+        if name.startswith(f"{WRAPPED}.") and _without(name) not in model.graph.initializers:
+            model.graph.initializers[name].name = _without(name)
+    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
+        for key in [key for key in value.metadata_props if key.startswith(_PREFIX)]:
+            del value.metadata_props[key]
+
+
+def _clean_node(node: ir.Node) -> None:
+    for key in _PRIVATE:
+        node.metadata_props.pop(key, None)
+    for key, strip in (("name_scopes", _strip_scopes), ("class_hierarchy", _strip_classes)):
+        text = node.metadata_props.get(_PREFIX + key)
+        if text is not None:
+            node.metadata_props[_PREFIX + key] = strip(text)
+    namespace = node.metadata_props.get("namespace")
+    if namespace is not None:
+        parts = namespace.split("/")[1:]
+        node.metadata_props["namespace"] = "/".join(_without(part) for part in parts)
+
+
+def _without(name: str) -> str:
+    if name == WRAPPED or name.startswith(f"{WRAPPED}:"):
+        return name[len(WRAPPED) :]
+    return name.removeprefix(f"{WRAPPED}.")
+
+
+def _strip_scopes(text: str) -> str:
+    """`['', 'wrapped', 'wrapped.layer', 'mul']` -> `['', 'layer', 'mul']`."""
+    return str([_without(scope) for scope in ast.literal_eval(text)[1:]])
+
+
+def _strip_classes(text: str) -> str:
+    return str(ast.literal_eval(text)[1:])
