@@ -48,23 +48,8 @@ def qk_norm_attention(spec: QKNormSpec, inputs: Mapping[str, Tensor | None]) -> 
     check_attention_inputs(spec, {name: value.shape for name, value in given.items()})
     tensors = {name: _as_float64(value) for name, value in given.items()}
 
-    query_bhsd = prepare(
-        spec.query_preparation,
-        tensors["query"],
-        weight=tensors.get("q_norm_weight"),
-        bias=tensors.get("q_norm_bias"),
-        scale=tensors.get("q_scale"),
-        cos=tensors.get("cos"),
-        sin=tensors.get("sin"),
-    )
-    key_bhsd = prepare(
-        spec.key_preparation,
-        tensors["key"],
-        weight=tensors.get("k_norm_weight"),
-        bias=tensors.get("k_norm_bias"),
-        cos=tensors.get("cos"),
-        sin=tensors.get("sin"),
-    )
+    query_bhsd = _prepare_side(spec.query_preparation, tensors, "query")
+    key_bhsd = _prepare_side(spec.key_preparation, tensors, "key")
     value_bhsd = split_heads(tensors["value"], spec.attention.kv_num_heads).transpose(0, 2, 1, 3)
     cache_length = given.get("cache_length")
     present_key = append_to_cache(tensors.get("past_key"), key_bhsd, cache_length)
@@ -129,6 +114,19 @@ def prepare(
         x_bshd = rotate(spec.rotary, x_bshd, cos, sin)
     x_bhsd = x_bshd.transpose(0, 2, 1, 3)
     return x_bhsd if scale is None else x_bhsd * scale
+
+
+def _prepare_side(spec: QKNormRotarySpec, tensors: Mapping[str, Array], name: str) -> Array:
+    """`prepare` of the input `query` or `key` of an attention node, with its own gain and bias and the common tables."""
+    return prepare(
+        spec,
+        tensors[name],
+        weight=tensors.get(f"{name[0]}_norm_weight"),
+        bias=tensors.get(f"{name[0]}_norm_bias"),
+        scale=tensors.get("q_scale") if name == "query" else None,
+        cos=tensors.get("cos"),
+        sin=tensors.get("sin"),
+    )
 
 
 def split_heads(x: Array, num_heads: int) -> Array:

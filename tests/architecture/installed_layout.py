@@ -1,9 +1,9 @@
 """Runs mypy or import-linter over the package as it is installed, not as it lies in the repository.
 
-The import package `qknorm_onnx` is put together from three top-level folders (`[tool.scikit-build.wheel.packages]` in
-pyproject.toml). Run from the repository root, mypy sees only one of them and says nothing, and import-linter is misled by
-the editable install. Both are therefore run in `build/layout`, a tree of symbolic links with the installed shape, and the number of
-modules that they saw is compared with the number of files there.
+The import package `qknorm_onnx` is put together from three top-level folders (pyproject.toml, section
+`tool.scikit-build.wheel.packages`). Run from the repository root, mypy sees only one of them and says nothing, and
+import-linter is misled by the editable install. Both are therefore run in `build/layout`, a tree of symbolic links with
+the installed shape, and the number of modules that they saw is compared with the number of files there.
 
     python tests/architecture/installed_layout.py types | floors
 """
