@@ -82,7 +82,8 @@ def _first_fault(
             if name not in exact or name not in given:
                 continue
             truth, value = exact[name], given[name]
-            lost = int((finite(truth) & ~finite(value)).sum())
+            # NaN may come from the file's own constants (an epsilon that became 0), and then is there in float64 as well.
+            lost = int(((finite(truth) & ~finite(value)) | np.isnan(value.astype(np.float64))).sum())
             error = relative_error(value, truth, finite(truth) & finite(value))
             if lost and (first is None or first[0] == "rounding"):
                 first = ("not finite", node, f"{lost} of {truth.size} values are not finite; {_largest(truth)}")
