@@ -7,9 +7,10 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match import Bias, Core, Declined, Located
-from qknorm_onnx.graph.recognise.constants import attribute_float, attribute_int, input_of, rank_of
+from qknorm_onnx.graph.recognise.constants import attribute_float, attribute_int, input_of, number, producer, rank_of
 from qknorm_onnx.graph.recognise.layout import dims_of
 from qknorm_onnx.graph.recognise.scores import Scores, read_scores
+from qknorm_onnx.graph.recognise.sinks import cuts_last_column
 
 CoreReader = Callable[[ir.Node], Core | Declined | None]
 
@@ -33,12 +34,15 @@ def read_softmax(node: ir.Node) -> Core | Declined | None:
     product = _value_product(node.outputs[0])
     if product is None:
         return None
+    weighing, cut = product
     scores = read_scores(node.inputs[0])
     if scores is None:
         return None
     if isinstance(scores, Declined):
         return scores
-    return _softmax_core(node, scores, product)
+    if cut != (scores.sink is not None):
+        return Declined("its softmax has a column more or less than its values", node)
+    return _softmax_core(node, scores, weighing)
 
 
 def _softmax_core(node: ir.Node, scores: Scores, product: ir.Node) -> Core | Declined:
@@ -75,23 +79,36 @@ def _softmax_core(node: ir.Node, scores: Scores, product: ir.Node) -> Core | Dec
     )
 
 
-def _value_product(probabilities: ir.Value) -> ir.Node | None:
-    """The MatMul that weighs the values, behind casts, the guard against NaN rows, and the cut of a sink's column."""
-    for _ in range(8):
+def _value_product(probabilities: ir.Value) -> tuple[ir.Node, bool] | None:
+    """The MatMul that weighs the values, behind casts and the guard against NaN rows, and whether a column was cut off."""
+    cut = False
+    for _ in range(MAX_STEPS):
         consumers = [usage.node for usage in probabilities.uses()]
         products = [node for node in consumers if node.op_type == "MatMul" and node.inputs[0] is probabilities]
         if len(products) == 1 and len(consumers) == 1:
-            return products[0]
-        if any(node.op_type not in PROBABILITY_OPERATORS for node in consumers) or not consumers:
-            return None
+            return products[0], cut
         results = [node for node in consumers if node.op_type != "IsNaN"]
-        if len(results) != 1:
+        if len(results) != 1 or probabilities.is_graph_output():
             return None
-        probabilities = results[0].outputs[0]
+        result = results[0]
+        if result.op_type == "Slice" and cuts_last_column(result):
+            cut = True
+        elif result.op_type not in PROBABILITY_OPERATORS or not _is_guard(result, probabilities):
+            return None
+        probabilities = result.outputs[0]
     return None
 
 
-PROBABILITY_OPERATORS = ("IsNaN", "Where", "Cast", "Identity", "Dropout", "Slice")
+def _is_guard(node: ir.Node, probabilities: ir.Value) -> bool:
+    """Where(IsNaN(p), 0, p), or an operator that hands p on."""
+    if node.op_type != "Where":
+        return True
+    test = producer(node.inputs[0], "IsNaN")
+    return test is not None and test.inputs[0] is probabilities and number(node.inputs[1]) == 0.0
+
+
+MAX_STEPS = 8
+PROBABILITY_OPERATORS = ("IsNaN", "Where", "Cast", "Identity", "Dropout")
 
 
 def read_attention_operator(node: ir.Node) -> Core | Declined | None:

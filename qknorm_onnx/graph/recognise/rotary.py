@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.match import Declined, Layout, Located, Rotary, Table
 from qknorm_onnx.graph.recognise.channels import CHANNEL_RULES, ChannelReader, NotLinearError, Term, Terms
-from qknorm_onnx.graph.recognise.constants import producer
+from qknorm_onnx.graph.recognise.constants import producer, rank_of
 from qknorm_onnx.graph.recognise.layout import dims_of
 from qknorm_onnx.graph.recognise.rotary_operator import read_rotary_operator
 from qknorm_onnx.graph.recognise.tables import make_table
@@ -39,19 +39,20 @@ OUTPUT_OPERATORS = ("Add", "Concat", "Reshape", "Cast")
 
 
 def _candidates(value: ir.Value) -> list[ir.Value]:
-    """Values that may be what is rotated, nearest first: those behind operators that a rotary embedding consists of."""
-    found: list[ir.Value] = []
+    """Values that may be what is rotated, nearest first: as many axes and channels, behind operators of rotary embeddings."""
+    rank, width = rank_of(value), dims_of(value)
+    seen: dict[ir.Value, None] = {}
     layer = [value]
     for _ in range(SEARCH_DEPTH):
-        behind: list[ir.Value] = []
+        behind: dict[ir.Value, None] = {}
         for item in layer:
             node = item.producer()
-            if node is None or (node.domain, node.op_type) not in CHANNEL_RULES:
-                continue
-            behind += [operand for operand in node.inputs if operand is not None and operand.const_value is None]
-        layer = [item for item in dict.fromkeys(behind) if item not in found]
-        found += layer
-    return found[:MAX_CANDIDATES]
+            if node is not None and (node.domain, node.op_type) in CHANNEL_RULES:
+                behind.update(dict.fromkeys(operand for operand in node.inputs if operand is not None))
+        layer = [item for item in behind if item not in seen and item.const_value is None]
+        seen.update(dict.fromkeys(layer))
+    fitting = [item for item in seen if rank_of(item) == rank and (dims_of(item) or (0,))[-1] == (width or (0,))[-1]]
+    return fitting[:MAX_CANDIDATES]
 
 
 def _from_candidate(located: Located, candidate: ir.Value) -> tuple[Rotary, Located] | None:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from qknorm_onnx.graph.match import Bias, Declined, Factor, Parameter
 from qknorm_onnx.graph.recognise.constants import constant, input_of, number, producer
 from qknorm_onnx.graph.recognise.norm import aligned
+from qknorm_onnx.graph.recognise.sinks import read_sink_column
 
 MAX_STEPS = 24
 SCORE_LAYOUT = ("B", "H", "S", "T")
@@ -57,10 +58,14 @@ def read_scores(value: ir.Value) -> Scores | Declined | None:
     if node is None or node.op_type != "MatMul":
         return None
     scores: Scores | Declined = Scores(product=node)
+    assert isinstance(scores, Scores)
     for step in reversed(steps):
+        before = scores
+        scores = step.change(before)
         if isinstance(scores, Declined):
             return scores
-        scores = step.change(scores)
+        if before.sink is not None and scores != before:
+            return Declined("something happens to its logits after the sink was appended", node)
     return scores
 
 
@@ -154,7 +159,10 @@ def read_scaled(node: ir.Node) -> ScoreStep | None:
         value = number(factor)
         if value is not None:
             return dataclasses.replace(scores, scale=scores.scale / value if inverse else scores.scale * value)
-        return dataclasses.replace(scores, factors=(*scores.factors, Factor(aligned(factor, SCORE_LAYOUT), inverse, node)))
+        parameter = aligned(factor, SCORE_LAYOUT)
+        if "T" in parameter.layout:
+            return Declined("its logits are multiplied by a factor of their own for each key", node)
+        return dataclasses.replace(scores, factors=(*scores.factors, Factor(parameter, inverse, node)))
 
     return ScoreStep(source, change)
 
@@ -198,4 +206,21 @@ def read_clamped(node: ir.Node) -> ScoreStep | None:
     return ScoreStep(source, change)
 
 
-SCORE_READERS: tuple[ScoreReader, ...] = (read_same, read_softcap, read_added, read_hidden, read_scaled, read_clamped)
+def read_sinks(node: ir.Node) -> ScoreStep | None:
+    """One more logit for each head."""
+    found = read_sink_column(node)
+    if found is None:
+        return None
+    source, sink = found
+    return ScoreStep(source, lambda scores: dataclasses.replace(scores, sink=sink))
+
+
+SCORE_READERS: tuple[ScoreReader, ...] = (
+    read_same,
+    read_softcap,
+    read_added,
+    read_hidden,
+    read_scaled,
+    read_clamped,
+    read_sinks,
+)
