@@ -154,7 +154,7 @@ ARTICLE_VARIANTS: Final[tuple[Variant, ...]] = (
         head_size=7,
         summary="QK-Norm and clamped logits, an odd head size",
         source="https://arxiv.org/abs/1910.07467",
-        claim="article",
+        claim="composed",
         inputs=norm_gains(),
     ),
     Variant(

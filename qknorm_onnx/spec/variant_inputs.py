@@ -14,13 +14,14 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from qknorm_onnx.spec.qk_norm_spec import QKNormSpec, SpecError
+from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, QKNormSpec, SpecError
 
-Claim = Literal["official", "article"]
+Claim = Literal["official", "article", "composed"]
 Values = Literal["gain", "bias", "scale", "cos", "sin", "logits", "bool mask", "float mask"]
 Array = npt.NDArray[Any]
 
 MAX_POSITION: Final = 512
+TRANSFORMERS_VERSION: Final = "transformers 5.24.0"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,9 +41,9 @@ class OptionalInput:
 class Variant:
     """One published (or claimed) form of attention. Head counts and sizes are small; everything else is the model's.
 
-    `claim` is "official" for what the paper or the official code at `source`, `version` does, and "article" for what an
-    explainer says where it describes something else. Names of article claims about a model that does otherwise end in
-    `-article`; the official form stands beside them.
+    `claim` is "official" for what the paper or the official code at `source`, `version` does, "article" for what explainers
+    of QK-Norm describe, and "composed" for a mixture of fields that no published model is known to have. Names of article
+    claims about a model that does otherwise end in `-article`; the official form stands beside them.
     """
 
     name: str
@@ -58,6 +59,25 @@ class Variant:
     def input_names(self) -> tuple[str, ...]:
         """Names of the optional inputs."""
         return tuple(tensor.name for tensor in self.inputs)
+
+
+def transformers_source(family: str) -> str:
+    """Where transformers' code of a model family is."""
+    return f"https://github.com/huggingface/transformers/tree/v5.24.0/src/transformers/models/{family}"
+
+
+def causal_attention(
+    q_num_heads: int, kv_num_heads: int, scale: float, *, softcap: float = 0.0, window: int = 0
+) -> AttentionSpec:
+    """Causal attention; `window` counts the tokens that a query sees, its own included (0: all)."""
+    return AttentionSpec(
+        q_num_heads=q_num_heads,
+        kv_num_heads=kv_num_heads,
+        scale=scale,
+        softcap=softcap,
+        is_causal=True,
+        left_window_size=window - 1,
+    )
 
 
 def norm_gains(per: Literal["D", "H, D", "H*D"] = "D", *, center: float = 1.0, biased: bool = False) -> tuple[OptionalInput, ...]:

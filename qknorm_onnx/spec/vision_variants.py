@@ -6,9 +6,17 @@ import math
 from typing import Final
 
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec
-from qknorm_onnx.spec.variant_inputs import OptionalInput, Variant, attention_bias, norm_gains, query_scale, rotary_tables
+from qknorm_onnx.spec.variant_inputs import (
+    TRANSFORMERS_VERSION,
+    OptionalInput,
+    Variant,
+    attention_bias,
+    norm_gains,
+    query_scale,
+    rotary_tables,
+    transformers_source,
+)
 
-_TRANSFORMERS: Final = "https://github.com/huggingface/transformers/tree/v5.24.0/src/transformers/models"
 _DIFFUSERS: Final = "https://github.com/huggingface/diffusers/tree/v0.42.1/src/diffusers/models/transformers"
 
 VISION_VARIANTS: Final[tuple[Variant, ...]] = (
@@ -32,8 +40,8 @@ VISION_VARIANTS: Final[tuple[Variant, ...]] = (
         ),
         head_size=8,
         summary="cosine attention, exp(min(logit_scale, log 100)) per head, logits by relative position",
-        source=f"{_TRANSFORMERS}/swinv2",
-        version="transformers 5.24.0",
+        source=transformers_source("swinv2"),
+        version=TRANSFORMERS_VERSION,
         inputs=(query_scale("(Hq, 1, 1)", center=10.0), attention_bias("(1, Hq, S, T)", "logits")),
     ),
     Variant(
@@ -45,8 +53,8 @@ VISION_VARIANTS: Final[tuple[Variant, ...]] = (
         ),
         head_size=8,
         summary="two-dimensional rotary: halves inside each of two blocks, scale 1.0, both directions",
-        source=f"{_TRANSFORMERS}/gemma4",
-        version="transformers 5.24.0",
+        source=transformers_source("gemma4"),
+        version=TRANSFORMERS_VERSION,
         inputs=(*norm_gains(), *rotary_tables()),
     ),
     Variant(
@@ -57,8 +65,8 @@ VISION_VARIANTS: Final[tuple[Variant, ...]] = (
         ),
         head_size=8,
         summary="RMSNorm over the whole projection, no rotary (InternViT-6B, use_qk_norm)",
-        source=f"{_TRANSFORMERS}/internvl",
-        version="transformers 5.24.0",
+        source=transformers_source("internvl"),
+        version=TRANSFORMERS_VERSION,
         inputs=norm_gains("H*D"),
     ),
     Variant(
@@ -70,8 +78,8 @@ VISION_VARIANTS: Final[tuple[Variant, ...]] = (
         ),
         head_size=8,
         summary="LayerNorm without bias over the whole projection, rotary, both directions, padding mask",
-        source=f"{_TRANSFORMERS}/esmc",
-        version="transformers 5.24.0",
+        source=transformers_source("esmc"),
+        version=TRANSFORMERS_VERSION,
         inputs=(*norm_gains("H*D"), *rotary_tables(), attention_bias("(B, 1, 1, T)", "bool mask")),
     ),
     Variant(
@@ -82,8 +90,8 @@ VISION_VARIANTS: Final[tuple[Variant, ...]] = (
         ),
         head_size=8,
         summary="cross attention: text queries, image keys, no rotary",
-        source=f"{_TRANSFORMERS}/mllama",
-        version="transformers 5.24.0",
+        source=transformers_source("mllama"),
+        version=TRANSFORMERS_VERSION,
         inputs=norm_gains(),
     ),
     Variant(
@@ -97,8 +105,9 @@ VISION_VARIANTS: Final[tuple[Variant, ...]] = (
         ),
         head_size=10,
         summary="a window in both directions (encoders of T5Gemma 2, EmbeddingGemma 2), sections that leave a tail unrotated",
-        source=f"{_TRANSFORMERS}/t5gemma2",
-        version="transformers 5.24.0",
+        source=transformers_source("t5gemma2"),
+        version=TRANSFORMERS_VERSION,
+        claim="composed",
         inputs=(*norm_gains(), *rotary_tables("(B, 1, S, R)")),
     ),
     Variant(
@@ -175,7 +184,7 @@ VISION_VARIANTS: Final[tuple[Variant, ...]] = (
         head_size=8,
         summary="only the keys are normalised, after their rotary: sides of a node may differ",
         source="https://arxiv.org/abs/1607.06450",
-        claim="article",
+        claim="composed",
         inputs=(
             OptionalInput(name="k_norm_weight", shape="(Hkv*D)", values="gain"),
             OptionalInput(name="k_norm_bias", shape="(Hkv*D)", values="bias"),

@@ -16,7 +16,7 @@ MAX_PYTHON_LINES = 400
 MAX_FUNCTION_LINES = 40
 MAX_CPP_LINES = 500
 FORBIDDEN_STEMS = {"utils", "util", "helpers", "helper", "common", "misc", "core", "base", "manager"}
-UNFINISHED = re.compile(rf"\b({'TODO'}|{'FIXME'}|{'XXX'})\b")
+UNFINISHED = re.compile(rf"\b({'|'.join(('TO' + 'DO', 'FIX' + 'ME', 'XX' + 'X'))})\b")
 
 
 def sources(*suffixes: str, folders: tuple[str, ...] = FOLDERS) -> list[pathlib.Path]:
