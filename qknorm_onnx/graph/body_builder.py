@@ -28,12 +28,12 @@ KEEP: Final = 0  # in the target shape of a Reshape: the input's own dimension, 
 
 
 class BodyBuilder:
-    """Collects nodes; every name starts with `prefix`, so that bodies can be put side by side into one graph."""
+    """Collects nodes. Every name starts with `prefix` and is none of `taken`, to which it is added: the names of a graph."""
 
-    def __init__(self, prefix: str = "") -> None:
+    def __init__(self, prefix: str = "", *, taken: set[str] | None = None) -> None:
         self.nodes: list[ir.Node] = []
         self._prefix = prefix
-        self._names: dict[str, int] = {}
+        self._taken = set() if taken is None else taken
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
 
     def op(
@@ -124,9 +124,13 @@ class BodyBuilder:
         return self.op("Reshape", value, target, name=name)
 
     def _unique(self, name: str) -> str:
-        count = self._names.get(name, 0)
-        self._names[name] = count + 1
-        return f"{self._prefix}{name}_{count}" if count else f"{self._prefix}{name}"
+        candidate = f"{self._prefix}{name}"
+        count = 0
+        while candidate in self._taken:
+            count += 1
+            candidate = f"{self._prefix}{name}_{count}"
+        self._taken.add(candidate)
+        return candidate
 
 
 def _stem(value: ir.Value) -> str:

@@ -243,7 +243,7 @@ def _function(
         for name, parameter, given in zip(signature.names, parameters, signature.inputs, strict=True)
         if given is not None
     }
-    body = BodyBuilder()
+    body = BodyBuilder(taken=set(signature.names))
     outputs = emit(body, present)
     graph = ir.Graph(parameters, outputs, nodes=body.nodes, opset_imports={"": opset}, name=op_type)
     attributes = [ir.Attr(name, ir.AttributeType.UNDEFINED, None) for name in to_attributes(spec)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Final, get_args
 
@@ -24,7 +23,7 @@ from qknorm_onnx.lowering.standard_onnx import STANDARD
 from qknorm_onnx.lowering.target import Emitted, LoweringRequest, RefusedLoweringError, Target
 from qknorm_onnx.spec.attributes import Spec
 from qknorm_onnx.spec.qk_norm_spec import SpecError
-from qknorm_onnx.spec.signature import DOMAIN, Provider
+from qknorm_onnx.spec.signature import Provider
 
 TARGETS: Final = MappingProxyType({target.name: target for target in (CUSTOM_OP, ORT_CONTRIB, STANDARD, PRIMITIVE)})
 
@@ -62,11 +61,8 @@ def lower(model: ir.Model, *, target: str, provider: str) -> tuple[LoweringOutco
     raise_opset(model, TARGETS[target].minimum_opset)
     opset = onnx_opset(model)
     nodes = [node for scope in scopes(model) for node in canonical_nodes(scope)]
-    prefixes = _prefixes(nodes)
-    outcomes = [
-        _lower_node(node, prefix=prefix, target=target, provider=provider, opset=opset)
-        for node, prefix in zip(nodes, prefixes, strict=True)
-    ]
+    taken = _names(model)
+    outcomes = [_lower_node(node, taken, target=target, provider=provider, opset=opset) for node in nodes]
     AttachBodiesPass()(model)
     return tuple(outcomes)
 
@@ -77,7 +73,7 @@ def _chain(name: str) -> Iterator[Target]:
         name = TARGETS[name].fallback
 
 
-def _lower_node(node: ir.Node, *, prefix: str, target: str, provider: str, opset: int) -> LoweringOutcome:
+def _lower_node(node: ir.Node, taken: set[str], *, target: str, provider: str, opset: int) -> LoweringOutcome:
     name = node.name or ""
     spec, inputs = read_attention_node(node) if is_attention_node(node) else read_rotary_node(node)
     values = input_values(inputs)
@@ -92,7 +88,7 @@ def _lower_node(node: ir.Node, *, prefix: str, target: str, provider: str, opset
             return LoweringOutcome(name=name, target=candidate.name, note=note)
         if refusal is None:
             try:
-                note = _replace(node, prefix, candidate, request)
+                note = _replace(node, candidate, request, taken)
             except RefusedLoweringError as error:
                 refusal = str(error)
             else:
@@ -110,9 +106,9 @@ def _refusal(target: Target, spec: Spec, opset: int) -> str | None:
     return None
 
 
-def _replace(node: ir.Node, prefix: str, target: Target, request: LoweringRequest) -> str:
+def _replace(node: ir.Node, target: Target, request: LoweringRequest, taken: set[str]) -> str:
     assert target.emit is not None and node.graph is not None, "a canonical node of a graph, and a target that replaces it"
-    body = BodyBuilder(prefix=f"{prefix}/")
+    body = BodyBuilder(prefix=f"{node.name or node.op_type}/", taken=taken)
     try:
         emitted: Emitted = target.emit(body, request)
     except SpecError as error:
@@ -121,12 +117,24 @@ def _replace(node: ir.Node, prefix: str, target: Target, request: LoweringReques
     return emitted.note
 
 
-def _prefixes(nodes: Sequence[ir.Node]) -> list[str]:
-    """A prefix per node for the names of what replaces it: the node's name, numbered where several have one name or none."""
-    seen: Counter[str] = Counter()
-    prefixes = []
-    for node in nodes:
-        name = node.name or node.op_type
-        seen[name] += 1
-        prefixes.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return prefixes
+def _names(model: ir.Model) -> set[str]:
+    """The names of all values of the model."""
+    names: set[str] = set()
+    for scope in scopes(model):
+        names.update(value.name for value in scope.inputs if value.name)
+        if isinstance(scope, ir.Graph):
+            names.update(scope.initializers)
+        for node in scope.all_nodes():
+            names.update(output.name for output in node.outputs if output.name)
+            for attribute in node.attributes.values():
+                names.update(_names_of_subgraphs(attribute))
+    return names
+
+
+def _names_of_subgraphs(attribute: ir.Attr) -> Iterator[str]:
+    if attribute.is_ref() or attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+        return
+    graphs = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else attribute.as_graphs()
+    for graph in graphs:
+        yield from (value.name for value in graph.inputs if value.name)
+        yield from graph.initializers
