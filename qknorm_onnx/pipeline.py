@@ -15,6 +15,7 @@ from qknorm_onnx.graph.model_file import ModelSource, load_model, save_model
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
+from qknorm_onnx.graph.prover import Prover
 from qknorm_onnx.graph.report import FusedAttention, FusionReport
 from qknorm_onnx.lowering.registry import TARGETS, LoweringOutcome, lower
 
@@ -64,7 +65,7 @@ def fuse(
         FusionRequiredError: `require_fusion`, and something was missed; the message says what and why.
     """
     _require_known(target=target, provider=provider)
-    say = progress or (lambda stage: None)
+    say = progress or _silent
     say("load")
     model = load_model(source)
     say("prepare")
@@ -86,7 +87,8 @@ def require_complete(report: FusionReport) -> None:
         return
     if not (report.fused or report.declined or report.refused):
         raise FusionRequiredError("no QK-Norm attention found: queries and keys of this model are not normalised")
-    misses = [f"{miss.name}: {miss.reason}" for miss in (*report.declined, *report.refused)]
+    misses = [f"{miss.name}: {miss.reason}" for miss in report.declined]
+    misses += [f"{refusal.name}: {refusal.reason}" for refusal in report.refused]
     total = len(report.fused) + len(misses)
     raise FusionRequiredError(f"{len(misses)} of {total} QK-Norm attentions are not fused: {'; '.join(misses)}")
 
@@ -98,8 +100,12 @@ def _require_known(*, target: str, provider: str) -> None:
         raise InputError(f"unknown provider {provider!r}; choose one of {', '.join(PROVIDERS)}")
 
 
-def _prover():  # type: ignore[no-untyped-def]
-    from qknorm_onnx.proof import RegionProver
+def _silent(_stage: str) -> None:
+    """No progress shown."""
+
+
+def _prover() -> Prover:
+    from qknorm_onnx.proof.region_prover import RegionProver
 
     return RegionProver()
 
