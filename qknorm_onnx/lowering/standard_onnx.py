@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
+import numpy as np
 import onnx_ir as ir
 
 from qknorm_onnx.graph.body_attention import Mask, limits_view, logit_factor, make_mask, rows_see_something, visible_keys
@@ -216,7 +217,7 @@ def _y(spec: AttentionSpec, output: ir.Value, mask: Mask, value: HeadTensor, pre
 def _mask(body: BodyBuilder, spec: AttentionSpec, inputs: Inputs, signature: BodySignature) -> Mask:
     """The mask of windows, causality and bias, as large as the operator wants it: (..., S, T)."""
     dtype = precision_of(signature, spec).attention
-    bias = bias_of_rows(body, inputs, signature, dtype=dtype)
+    bias = _above_lowest(body, bias_of_rows(body, inputs, signature, dtype=dtype))
     past = inputs.get("past_key")
     positions = key_positions(body, key=inputs["key"], past_key=past, cache_length=None, query_offset=inputs.get("query_offset"))
     if bias is None and not limits_view(spec, positions):
@@ -235,6 +236,19 @@ def _mask(body: BodyBuilder, spec: AttentionSpec, inputs: Inputs, signature: Bod
         return mask
     shape = body.op("Concat", num_queries.vector, num_keys.vector, name="mask_shape", axis=0)
     return dataclasses.replace(mask, added=body.op("Expand", mask.added, shape, name="whole_mask"))
+
+
+def _above_lowest(body: BodyBuilder, bias: ir.Value | None) -> ir.Value | None:
+    """A float bias without the lowest finite number: ONNX Runtime (1.32) takes that for -inf and makes such a row zero.
+
+    Adding it or its neighbour makes no difference to a softmax: a row that holds nothing else is the mean of the values.
+    """
+    if bias is None or bias.dtype is None or bias.dtype == ir.DataType.BOOL:
+        return bias
+    limits = np.finfo(bias.dtype.numpy())
+    lowest, above = float(limits.min), float(np.nextafter(limits.min, limits.dtype.type(0)))
+    is_lowest = body.op("Equal", bias, body.scalar(lowest, bias.dtype), name="bias_is_lowest", dtype=ir.DataType.BOOL)
+    return body.op("Where", is_lowest, body.scalar(above, bias.dtype), bias, name="bias_above_lowest", dtype=bias.dtype)
 
 
 def _note(reasons: list[str]) -> str:
