@@ -111,7 +111,8 @@ def _remainder(left: Linear | Real, right: Linear | Real, extents: Extents) -> E
     return form_of(Apply("remainder", (left, right), nonnegative=True))
 
 
-def _larger(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+def larger(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+    """The maximum."""
     if isinstance(left, Linear) and isinstance(right, Linear):
         if proven_nonnegative(left - right, extents):
             return left
@@ -122,7 +123,8 @@ def _larger(left: Linear | Real, right: Linear | Real, extents: Extents) -> Elem
     return _folded(max, left, right)
 
 
-def _smaller(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+def smaller(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+    """The minimum."""
     if isinstance(left, Linear) and isinstance(right, Linear):
         if proven_nonnegative(left - right, extents):
             return right
@@ -279,8 +281,8 @@ ARITHMETIC: dict[str, Rule] = {
     "Mul": _elementwise(multiply),
     "Div": _divide,
     "Mod": _modulo,
-    "Max": _elementwise(_larger),
-    "Min": _elementwise(_smaller),
+    "Max": _elementwise(larger),
+    "Min": _elementwise(smaller),
     "Neg": _unary(_negated),
     "Abs": _unary(_absolute),
     "Sign": _unary(_sign),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from qknorm_onnx.graph.recognise.index_algebra import negate, substitute
+from qknorm_onnx.graph.recognise.index_clipping import Clipping
 from qknorm_onnx.graph.recognise.index_conjuncts import Part, hides
 from qknorm_onnx.graph.recognise.index_expression import IndexReader
 from qknorm_onnx.graph.recognise.index_limits import Limit, limits_of
@@ -18,12 +19,13 @@ Alignment: TypeAlias = Literal["none", "both", "upper_left", "lower_right", "oth
 
 @dataclass(frozen=True)
 class Place:
-    """Where queries and keys lie in a mask: two axes, counted from the front, and their sizes."""
+    """Where queries and keys lie in a mask: two axes, counted from the front, their sizes, and what those say of other sizes."""
 
     query_axis: int
     key_axis: int
     query_length: Linear
     key_length: Linear
+    clipping: Clipping
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def _misfit(reader: IndexReader, part: Part, place: Place) -> str | None:
     known = reader.read(part.value)
     for outer, wanted in ((place.query_axis, place.query_length), (place.key_axis, place.key_length)):
         axis = part.axes[outer]
-        if known is not None and axis is not None and known.extents[axis] not in (ONE, wanted):
+        if known is not None and axis is not None and place.clipping.settled(known.extents[axis]) not in (ONE, wanted):
             return f"'{part.value.name}' has size {known.extents[axis]} where the mask has {wanted}, not proven equal"
     return None
 

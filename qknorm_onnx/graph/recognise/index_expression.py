@@ -12,7 +12,16 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.recognise.index_arithmetic import ARITHMETIC, LOGICAL, add, divide_integers, multiply, subtract
+from qknorm_onnx.graph.recognise.index_arithmetic import (
+    ARITHMETIC,
+    LOGICAL,
+    add,
+    divide_integers,
+    larger,
+    multiply,
+    smaller,
+    subtract,
+)
 from qknorm_onnx.graph.recognise.index_gather import GATHERS
 from qknorm_onnx.graph.recognise.index_layout import LAYOUTS
 from qknorm_onnx.graph.recognise.index_sizes import SIZES
@@ -32,6 +41,7 @@ from qknorm_onnx.graph.recognise.index_terms import (
 
 RULES = {**LAYOUTS, **GATHERS, **ARITHMETIC, **SIZES}
 _DIMENSION_RULES = {ast.Add: add, ast.Sub: subtract, ast.Mult: multiply, ast.FloorDiv: divide_integers}
+_DIMENSION_CALLS = {"Min": smaller, "Max": larger}
 _INTEGERS = {
     getattr(ir.DataType, name) for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL")
 }
@@ -105,7 +115,9 @@ class IndexReader:
         if declared is None or len(declared) != found.rank:
             return found
         pairs = zip(found.extents, declared, strict=True)
-        extents = tuple(said if _is_clipped(extent) and not _has_unknown((said,)) else extent for extent, said in pairs)
+        extents = tuple(
+            said if _is_clipped(extent) and not (_is_clipped(said) or _has_unknown((said,))) else extent for extent, said in pairs
+        )
         return replace(found, extents=extents)
 
     def _shape(self, node: ir.Node) -> IndexTensor | None:
@@ -168,7 +180,7 @@ def constant_of(value: ir.Value) -> ir.TensorProtocol | None:
 def parsed_dimension(text: str, named: Callable[[str], Linear]) -> Linear | None:
     """A dimension's name as a form, with `named` for the single names in it.
 
-    Exporters write sums, multiples and quotients, such as `s58 + s70` and `(8*s14)//s41`; None for anything else.
+    Exporters write sums, multiples, quotients and bounds: `s58 + s70`, `(8*s14)//s41`, `Min(64, s69)`; None for anything else.
     """
     try:
         return _parsed(ast.parse(text, mode="eval").body, named)
@@ -184,10 +196,13 @@ def _parsed(tree: ast.expr, named: Callable[[str], Linear]) -> Linear | None:
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
         operand = _parsed(tree.operand, named)
         return -operand if operand is not None else None
-    if not isinstance(tree, ast.BinOp):
+    if isinstance(tree, ast.BinOp):
+        operands, rule = [tree.left, tree.right], _DIMENSION_RULES.get(type(tree.op))
+    elif isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and len(tree.args) == 2:
+        operands, rule = tree.args, _DIMENSION_CALLS.get(tree.func.id)
+    else:
         return None
-    left, right = _parsed(tree.left, named), _parsed(tree.right, named)
-    rule = _DIMENSION_RULES.get(type(tree.op))
+    left, right = (_parsed(operand, named) for operand in operands)
     found = rule(left, right, ()) if left is not None and right is not None and rule is not None else None
     return found if isinstance(found, Linear) else None
 

@@ -33,6 +33,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.recognise.index_algebra import proven_nonnegative
 from qknorm_onnx.graph.recognise.index_band import Alignment, Band, Finding, Place, fit_band
+from qknorm_onnx.graph.recognise.index_clipping import Clipping
 from qknorm_onnx.graph.recognise.index_conjuncts import SMALLEST_FINITE, Part, additive_parts, boolean_parts, type_of
 from qknorm_onnx.graph.recognise.index_expression import IndexReader
 from qknorm_onnx.graph.recognise.index_terms import ONE, Dimension, Linear, form_of
@@ -159,7 +160,9 @@ def recognise_mask(
         _known_or(known.extents[query_axis], query_length),
         _known_or(known.extents[key_axis], key_length),
     )
-    place = Place(known.rank + query_axis, known.rank + key_axis, *sizes)
+    clipping = Clipping(sizes, (query_length, key_length))
+    sizes = clipping.settled(sizes[0]), clipping.settled(sizes[1])
+    place = Place(known.rank + query_axis, known.rank + key_axis, *sizes, clipping)
     axes = tuple(range(known.rank))
     if kind == "keep":
         parts = list(boolean_parts(reader, mask, axes, negated=negated, fill=fill_value))
