@@ -147,7 +147,7 @@ def _remove_unused(replacement: Replacement, names: dict[ir.Node, str]) -> tuple
             continue
         inputs = [value for value in node.inputs if value is not None]
         node.graph.remove(node, safe=True)
-        removed.append(names[node])
+        removed.append(names[node] or node.outputs[0].name or node.op_type)
         waiting += [value.producer() for value in dict.fromkeys(inputs) if value not in stop]
     return tuple(sorted(removed))
 

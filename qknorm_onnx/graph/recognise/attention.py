@@ -32,14 +32,12 @@ def read_softmax(node: ir.Node) -> Core | Declined | None:
     if rank is None or attribute_int(node, "axis", -1) not in (-1, rank - 1):
         return None
     product = _value_product(node.outputs[0])
-    if product is None:
+    scores = read_scores(node.inputs[0]) if product is not None else None
+    if product is None or scores is None:
         return None
+    if isinstance(product, Declined) or isinstance(scores, Declined):
+        return product if isinstance(product, Declined) else scores  # type: ignore[return-value]
     weighing, cut = product
-    scores = read_scores(node.inputs[0])
-    if scores is None:
-        return None
-    if isinstance(scores, Declined):
-        return scores
     if cut != (scores.sink is not None):
         return Declined("its softmax has a column more or less than its values", node)
     return _softmax_core(node, scores, weighing)
@@ -79,15 +77,17 @@ def _softmax_core(node: ir.Node, scores: Scores, product: ir.Node) -> Core | Dec
     )
 
 
-def _value_product(probabilities: ir.Value) -> tuple[ir.Node, bool] | None:
+def _value_product(probabilities: ir.Value) -> tuple[ir.Node, bool] | Declined | None:
     """The MatMul that weighs the values, behind casts and the guard against NaN rows, and whether a column was cut off."""
     cut = False
     for _ in range(MAX_STEPS):
         consumers = [usage.node for usage in probabilities.uses()]
         products = [node for node in consumers if node.op_type == "MatMul" and node.inputs[0] is probabilities]
-        if len(products) == 1 and len(consumers) == 1:
+        results = products or [node for node in consumers if node.op_type != "IsNaN"]
+        if products and (len(consumers) > 1 or probabilities.is_graph_output()):
+            return Declined("its attention probabilities are used elsewhere too", products[0])
+        if products:
             return products[0], cut
-        results = [node for node in consumers if node.op_type != "IsNaN"]
         if len(results) != 1 or probabilities.is_graph_output():
             return None
         result = results[0]

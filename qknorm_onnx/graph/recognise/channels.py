@@ -64,7 +64,9 @@ class ChannelReader:
         node = value.producer()
         if node is None or depth == 0:
             return None
-        operands = [self.read(operand, depth - 1) for operand in node.inputs]
+        # The other inputs of operators with one data input are shapes and indices, which may well depend on x's shape.
+        data = node.inputs if node.op_type in SEVERAL_OPERANDS else node.inputs[:1]
+        operands = [self.read(operand, depth - 1) for operand in data]
         if all(operand is None for operand in operands):
             return None
         rule = CHANNEL_RULES.get((node.domain, node.op_type))
@@ -260,6 +262,7 @@ def _reduce_sum(visit: Visit) -> Channels:
     return np.expand_dims(out, places[0]) if attribute_int(visit.node, "keepdims", 1) else out
 
 
+SEVERAL_OPERANDS = frozenset(["Add", "Sub", "Mul", "Concat"])
 CHANNEL_RULES: dict[tuple[str, str], Rule] = {
     ("", "Identity"): _same,
     ("", "Cast"): _same,
