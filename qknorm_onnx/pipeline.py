@@ -64,7 +64,7 @@ def fuse(
         InputError: `source` is no ONNX model, or `target` or `provider` is unknown.
         FusionRequiredError: `require_fusion`, and something was missed; the message says what and why.
     """
-    _require_known(target=target, provider=provider)
+    require_known(target=target, provider=provider)
     say = progress or _silent
     say("load")
     model = load_model(source)
@@ -93,7 +93,8 @@ def require_complete(report: FusionReport) -> None:
     raise FusionRequiredError(f"{len(misses)} of {total} QK-Norm attentions are not fused: {'; '.join(misses)}")
 
 
-def _require_known(*, target: str, provider: str) -> None:
+def require_known(*, target: str, provider: str) -> None:
+    """Raises InputError, naming the choices, for a target or provider that does not exist."""
     if target not in TARGETS:
         raise InputError(f"unknown target {target!r}; choose one of {', '.join(TARGETS)}")
     if provider not in PROVIDERS:

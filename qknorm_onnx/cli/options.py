@@ -20,9 +20,16 @@ require_fusion_option = click.option(
 
 
 def target_options(function: Function) -> Function:
-    """`--target` and `--provider`. Their values are checked by the pipeline, which knows them."""
+    """`--target` and `--provider`; `require_known_target` checks their values."""
     provider = click.option("--provider", default="cpu", show_default=True, help="Whose kernels: cpu or cuda.")
     target = click.option(
         "--target", default="custom-op", show_default=True, help="What attention becomes: custom-op, ort, onnx or primitive."
     )
     return target(provider(function))
+
+
+def require_known_target(target: str, provider: str) -> None:
+    """Raises InputError for an unknown target or provider, before anything slow begins."""
+    from qknorm_onnx.pipeline import require_known
+
+    require_known(target=target, provider=provider)

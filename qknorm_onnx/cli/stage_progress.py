@@ -15,7 +15,7 @@ SHOW_AFTER_SECONDS: Final = 2.0
 class StageProgress:
     """Context manager; call it with the name of each stage as it begins. Writes to stderr, and only to a terminal."""
 
-    def __init__(self, num_stages: int, *, enabled: bool = True) -> None:
+    def __init__(self, num_stages: int | None, *, enabled: bool = True) -> None:
         console = Console(stderr=True)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=console, transient=True, disable=not (enabled and console.is_terminal))
