@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 
 # Functions that move values about and can be done to both parts alike; the last axis of a pair is the tensors' own.
 _LAYOUT_METHODS = frozenset(
-    [
+    {
         "__getitem__",
         "clone",
         "contiguous",
@@ -40,7 +40,7 @@ _LAYOUT_METHODS = frozenset(
         "unflatten",
         "unsqueeze",
         "view",
-    ]
+    }
 )
 
 

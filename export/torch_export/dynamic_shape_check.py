@@ -8,15 +8,20 @@ from typing import Any, Final
 
 import torch
 
-from qknorm_onnx.torch_export.dynamic_shapes import DynamicAxis
+from qknorm_onnx.torch_export.dynamic_shapes import DynamicAxis, resized
 from qknorm_onnx.torch_export.errors import ExportError
-from qknorm_onnx.torch_export.signature_wrapper import ExampleCall
+from qknorm_onnx.torch_export.signature_wrapper import ExampleCall, ExplicitSignature
 
 _TORCH_PLACE: Final = re.compile(r"(?:inputs|L)\['tensors'\]\[(\d+)\]\.(?:shape|size\(\))\[(\d+)\]")
 
 
-def check_honoured(axes: Sequence[DynamicAxis], program: torch.export.ExportedProgram, call: ExampleCall) -> None:
-    """Raises ExportError for an axis that the exported program fixed, narrowed, or tied to others."""
+def check_honoured(axes: Sequence[DynamicAxis], program: torch.export.ExportedProgram, wrapper: ExplicitSignature) -> None:
+    """Raises ExportError for an axis that the exported program fixed, tied to others, or narrowed so that it matters.
+
+    A branch on a size (`if sequence > 1`) narrows an axis even where both ways compute the same. So where the lower bound is
+    too high, module and exported program are compared at the smallest size that was asked for.
+    """
+    call = wrapper.call
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     inputs = [placeholders[name] for name in program.graph_signature.user_inputs if isinstance(name, str)]
     shapes = {name: node.meta["val"].shape for name, node in zip(call.tensors, inputs, strict=True)}
@@ -26,10 +31,16 @@ def check_honoured(axes: Sequence[DynamicAxis], program: torch.export.ExportedPr
             continue
         if isinstance(size, int):
             raise ExportError(_refusal(axis, f"the module fixes it at {size}"))
-        _check_bounds(axis, size, program)
+        _check_bounds(axis, size, program, axes, wrapper)
 
 
-def _check_bounds(axis: DynamicAxis, size: torch.SymInt, program: torch.export.ExportedProgram) -> None:
+def _check_bounds(
+    axis: DynamicAxis,
+    size: torch.SymInt,
+    program: torch.export.ExportedProgram,
+    axes: Sequence[DynamicAxis],
+    wrapper: ExplicitSignature,
+) -> None:
     expression = size.node.expr
     if not expression.is_symbol:
         if not axis.is_expression:
@@ -40,7 +51,7 @@ def _check_bounds(axis: DynamicAxis, size: torch.SymInt, program: torch.export.E
         return
     lowest, highest = _bound(bounds.lower, 0), _bound(bounds.upper, None)
     asked_highest = getattr(axis.dim, "max", None)
-    if lowest is not None and lowest > axis.lower_bound:
+    if lowest is not None and lowest > axis.lower_bound and not _same_at_smallest(axis, axes, program, wrapper):
         raise ExportError(
             _refusal(
                 axis,
@@ -56,6 +67,30 @@ def _check_bounds(axis: DynamicAxis, size: torch.SymInt, program: torch.export.E
                 f"accept that with torch.export.Dim({axis.name or 'size'!r}, max={highest})",
             )
         )
+
+
+def _same_at_smallest(
+    axis: DynamicAxis, axes: Sequence[DynamicAxis], program: torch.export.ExportedProgram, wrapper: ExplicitSignature
+) -> bool:
+    """Whether the exported program computes what the module does at the smallest size of `axis`: half of the digits agree."""
+    call, _ = resized(wrapper.call, axes, {axis.key: axis.lower_bound})
+    tensors = list(call.tensors.values())
+    try:
+        with torch.no_grad():
+            expected = wrapper(*tensors)
+            found = program.module(check_guards=False)(*tensors)
+    except Exception:  # whatever torch raises at a size that one of the two does not take
+        return False
+    return all(_agree(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def _agree(expected: torch.Tensor, found: torch.Tensor) -> bool:
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return False
+    if not expected.is_floating_point():
+        return torch.equal(expected, found)
+    bound = float(expected.abs().max()) if expected.numel() else 0.0
+    return torch.allclose(expected, found, rtol=0, atol=torch.finfo(expected.dtype).eps ** 0.5 * bound, equal_nan=True)
 
 
 def _bound(value: Any, default: int | None) -> int | None:

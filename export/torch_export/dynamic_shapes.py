@@ -38,6 +38,11 @@ class DynamicAxis:
         return self.dim if isinstance(self.dim, str) else str(getattr(self.dim, "__name__", ""))
 
     @property
+    def key(self) -> str:
+        """Axes of one key have one size."""
+        return self.name or str(self)
+
+    @property
     def is_expression(self) -> bool:
         """Whether the name is made of other names, as `past + sequence`."""
         return bool(_EXPRESSION.search(self.name))
@@ -130,7 +135,7 @@ def _tensor_axes(name: str, shape: Any, call: ExampleCall) -> Iterator[DynamicAx
 def _check_equal_sizes(axes: Sequence[DynamicAxis]) -> None:
     first: dict[str, DynamicAxis] = {}
     for axis in axes:
-        other = first.setdefault(axis.name or str(axis), axis)
+        other = first.setdefault(axis.key, axis)
         if other.size != axis.size:
             raise ExportError(f"{other} has size {other.size} and {axis} has size {axis.size}: one name means one size")
 
@@ -144,17 +149,24 @@ def enlarge(call: ExampleCall, axes: Sequence[DynamicAxis]) -> tuple[ExampleCall
     if not small:
         return call, ()
     taken = {size for tensor in call.tensors.values() for size in tensor.shape}
-    sizes: dict[str, int] = {axis.name: axis.size for axis in axes if axis.name}
+    sizes: dict[str, int] = {}
     for axis in small:
-        key = axis.name or str(axis)
-        if sizes.get(key, axis.size) < 2 and not axis.is_expression:
-            sizes[key] = next(size for size in range(max(2, axis.lower_bound), 1 << 16) if size not in taken)
-            taken.add(sizes[key])
+        if axis.key not in sizes and not axis.is_expression:
+            sizes[axis.key] = next(size for size in range(max(2, axis.lower_bound), 1 << 16) if size not in taken)
+            taken.add(sizes[axis.key])
+    return resized(call, axes, sizes)
+
+
+def resized(
+    call: ExampleCall, axes: Sequence[DynamicAxis], new_sizes: Mapping[str, int]
+) -> tuple[ExampleCall, tuple[DynamicAxis, ...]]:
+    """The example with other sizes along the axes of the given keys, and of the expressions over them; which axes changed."""
+    sizes = {axis.key: call.tensors[axis.tensor].shape[axis.axis] for axis in axes} | dict(new_sizes)
     changed: list[DynamicAxis] = []
     tensors = dict(call.tensors)
     for axis in axes:
-        size = _evaluated(axis.name, sizes) if axis.is_expression else sizes.get(axis.name or str(axis))
-        if size is not None and size != axis.size:
+        size = _evaluated(axis.name, sizes) if axis.is_expression else sizes[axis.key]
+        if size is not None and size != tensors[axis.tensor].shape[axis.axis]:
             tensors[axis.tensor] = _resized(tensors[axis.tensor], axis.axis, size)
             changed.append(axis)
     return call.with_tensors(tensors), tuple(changed)

@@ -8,23 +8,22 @@ import importlib.util
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import onnx_ir as ir
 import torch
 from torch import nn
 
+from qknorm_onnx.pipeline import Program, fuse
 from qknorm_onnx.torch_export.dynamic_shape_check import check_honoured, refused_by_torch
 from qknorm_onnx.torch_export.dynamic_shapes import DynamicShapes, dynamic_axes, enlarge, for_torch, output_names_of
 from qknorm_onnx.torch_export.errors import ExportError, first_line
+from qknorm_onnx.torch_export.huggingface.cached_decoder import CachedDecoder
 from qknorm_onnx.torch_export.mends import mended
-from qknorm_onnx.torch_export.module_names import forget_wrapper
+from qknorm_onnx.torch_export.module_names import forget_wrapper, name_expressions
 from qknorm_onnx.torch_export.signature_wrapper import ExplicitSignature, example_call
 from qknorm_onnx.torch_export.translation import translation_table
 from qknorm_onnx.torch_export.weight_check import check_weights
-
-if TYPE_CHECKING:
-    from qknorm_onnx.pipeline import Program
 
 DEFAULT_OPSET: Final = 20
 # The target "onnx" needs the operators RMSNormalization, RotaryEmbedding and Attention.
@@ -64,8 +63,6 @@ def export(
             torch.onnx cannot export.
         FusionRequiredError: `require_fusion`, and not all QK-Norm attention became one node.
     """
-    from qknorm_onnx.pipeline import fuse
-
     if progress is not None:
         progress("export")
     chosen = opset or OPSET_OF_TARGET.get(target, DEFAULT_OPSET)
@@ -88,7 +85,7 @@ def export_graph(
     call = example_call(module, args, kwargs)
     axes = dynamic_axes(dynamic_shapes, call)
     call, enlarged = enlarge(call, axes)
-    keep_cache = bool((kwargs or {}).get("use_cache"))
+    keep_cache = isinstance(module, CachedDecoder) or bool((kwargs or {}).get("use_cache"))
     with mended(module, keep_cache=keep_cache) as notes:
         wrapper = ExplicitSignature(module, call)
         output_names = output_names_of(wrapper, enlarged)
@@ -99,10 +96,11 @@ def export_graph(
         except Exception as error:
             refusal = refused_by_torch(error, axes, call)
             raise ExportError(refusal or f"torch cannot export {type(module).__name__}: {_innermost(error)}") from error
-    check_honoured(axes, program.exported_program, call)
+        check_honoured(axes, program.exported_program, wrapper)
     if wrapper.arithmetic.used:
         notes.append("complex numbers were written as pairs of real ones (ONNX has no complex type)")
     forget_wrapper(program.model)
+    name_expressions(program.model, axes)
     return program.model, tuple(notes)
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import onnx_ir as ir
+
+from qknorm_onnx.torch_export.dynamic_shapes import DynamicAxis
 
 WRAPPED: Final = "wrapped"
 _PREFIX: Final = "pkg.torch.onnx."
@@ -24,6 +28,31 @@ def forget_wrapper(model: ir.Model) -> None:
     for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
         for key in [key for key in value.metadata_props if key.startswith(_PREFIX)]:
             del value.metadata_props[key]
+
+
+def name_expressions(model: ir.Model, axes: Sequence[DynamicAxis]) -> None:
+    """A dimension that the user named `past + sequence` is called that, where torch made up a symbol for it."""
+    inputs = {value.name: value for value in model.graph.inputs}
+    names: dict[str, str] = {}
+    for axis in axes:
+        shape = inputs[axis.tensor].shape if axis.is_expression else None
+        symbol = None if shape is None else shape[axis.axis]
+        if isinstance(symbol, ir.SymbolicDim) and symbol.value and symbol.value.isidentifier():
+            names[symbol.value] = axis.name
+    if not names:
+        return
+    symbols = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+    for value in _values(model.graph):
+        for index, dim in enumerate(value.shape or ()):
+            if isinstance(dim, ir.SymbolicDim) and dim.value and value.shape is not None:
+                whole = names.get(dim.value)
+                value.shape[index] = whole or symbols.sub(lambda match: f"({names[match.group()]})", dim.value)
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        yield from node.outputs
 
 
 def _clean_node(node: ir.Node) -> None:

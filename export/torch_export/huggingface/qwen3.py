@@ -1,0 +1,28 @@
+"""Qwen3 and its kin (Qwen3Attention): RMS norm of each head, gain after the cast down, then rotary on halves.
+
+Read off transformers 5.24.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qknorm_onnx.spec.qk_norm_spec import NormSpec, QKNormSpec, RotarySpec
+from qknorm_onnx.torch_export.huggingface.attention_fields import causal_attention
+
+MODULE_TYPES = ("Qwen3Attention", "Qwen3MoeAttention")
+
+
+def read(attention: Any) -> QKNormSpec:
+    """The spec of one attention module."""
+    return QKNormSpec(
+        attention=causal_attention(attention, sliding_window=getattr(attention, "sliding_window", None)),
+        norm=NormSpec(
+            q_kind="rms",
+            k_kind="rms",
+            q_epsilon=attention.q_norm.variance_epsilon,
+            k_epsilon=attention.k_norm.variance_epsilon,
+            weight_order="after_cast",
+        ),
+        rotary=RotarySpec(order="after_norm"),
+    )
