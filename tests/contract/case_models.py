@@ -12,9 +12,12 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
+import torch
 
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.graph.qk_norm_node import AttentionInputs, make_attention_node
+from qknorm_onnx.torch_export.eager import attention as torch_attention
+from qknorm_onnx.validation.error_budget import budget
 from tests.contract.spec_cases import Array, Case
 
 NUMPY_TYPES: dict[str, Any] = {
@@ -122,6 +125,23 @@ def errors(cases: Sequence[Case], outputs: dict[str, Array], dtype: str = "float
     return out
 
 
+def over_budget(cases: Sequence[Case], outputs: dict[str, Array], dtype: str) -> dict[str, str]:
+    """The outputs whose error exceeds the budget: twice PyTorch's own in `dtype`, and four units of the type."""
+    found = errors(cases, outputs, dtype)
+    out = {}
+    for case in cases:
+        given = rounded(case, dtype)
+        expected = case.expected({name: _wide(value) for name, value in given.items()})
+        eager = torch_attention(case.spec, {name: _torch(value) for name, value in given.items()})
+        for name, value, own in zip(("Y", "present_key", "present_value"), expected, eager, strict=False):
+            of_torch = error(own.double().numpy(), value)
+            allowed = budget(dtype, torch_error=of_torch, float32_error=of_torch).allowed
+            of_case = found[f"{case.id}/{name}"]
+            if not of_case <= allowed:
+                out[f"{case.id}/{name}"] = f"error {of_case:.3g}, allowed {allowed:.3g}"
+    return out
+
+
 def _wide(value: Array) -> Array:
     return value if value.dtype in (np.bool_, np.int64) else value.astype(np.float64)
 
@@ -140,12 +160,12 @@ def _ort_value(array: Array) -> ort.OrtValue:
 
 
 def _numpy(value: ort.OrtValue) -> Array:
-    if value.data_type() == "tensor(bfloat16)":
-        return np.from_dlpack(value).view(ml_dtypes.bfloat16) if False else _bfloat16(value)
+    if value.data_type() == "tensor(bfloat16)":  # NumPy has no such type of its own
+        return torch.from_dlpack(value).float().numpy().astype(ml_dtypes.bfloat16)
     return value.numpy()
 
 
-def _bfloat16(value: ort.OrtValue) -> Array:
-    import torch
-
-    return torch.from_dlpack(value).float().numpy().astype(ml_dtypes.bfloat16)
+def _torch(array: Array) -> torch.Tensor:
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.astype(np.float32)).bfloat16()
+    return torch.from_numpy(np.array(array))

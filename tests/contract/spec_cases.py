@@ -6,7 +6,7 @@ All inputs are float64 (or bool, int64) and random; tests round them to the type
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -47,9 +47,7 @@ def case(
 ) -> Case:
     """A case from parts of a spec; `sizes` are arguments of `example_inputs`."""
     spec = QKNormSpec(
-        attention=AttentionSpec(
-            q_num_heads=heads[0], kv_num_heads=heads[1], **{"scale": float(head_size) ** -0.5, **attention}
-        ),
+        attention=AttentionSpec(q_num_heads=heads[0], kv_num_heads=heads[1], **{"scale": float(head_size) ** -0.5, **attention}),
         norm=norm or NormSpec(q_kind="rms", k_kind="rms", q_epsilon=1e-6, k_epsilon=1e-5),
         rotary=rotary or RotarySpec(),
     )
@@ -146,7 +144,17 @@ def attention_cases() -> Iterator[Case]:
 
 def mask_cases() -> Iterator[Case]:
     gains = norm_gains()
-    for shape in ("(1)", "(T)", "(S, T)", "(S, 1)", "(B, 1, 1, T)", "(B, 1, S, T)", "(B, Hq, S, T)", "(Hq, 1, T)", "(1, Hq, S, 1)"):
+    for shape in (
+        "(1)",
+        "(T)",
+        "(S, T)",
+        "(S, 1)",
+        "(B, 1, 1, T)",
+        "(B, 1, S, T)",
+        "(B, Hq, S, T)",
+        "(Hq, 1, T)",
+        "(1, Hq, S, 1)",
+    ):
         for values in ("logits", "bool mask", "float mask"):
             bias = optional("attention_bias", shape, values)
             yield case(f"bias-{shape}-{values}", inputs=(*gains, bias))
@@ -284,11 +292,20 @@ def _random_case(seed: int) -> Case:
     )  # fmt: skip
 
 
-def all_cases() -> list[Case]:
-    """Every case above; names are unique."""
-    sources = (
-        norm_cases, rotary_cases, attention_cases, mask_cases, cache_cases, empty_cases, variant_cases, random_cases,
-    )  # fmt: skip
-    cases = [found for source in sources for found in source()]
+GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
+    "norm": norm_cases,
+    "rotary": rotary_cases,
+    "attention": attention_cases,
+    "mask": mask_cases,
+    "cache": cache_cases,
+    "empty": empty_cases,
+    "variant": variant_cases,
+    "random": random_cases,
+}
+
+
+def group(name: str, every: int = 1) -> list[Case]:
+    """The cases of one group, or each `every`-th of them; their names differ."""
+    cases = list(GROUPS[name]())
     assert len({found.id for found in cases}) == len(cases), "names of cases must differ"
-    return cases
+    return cases[::every]
