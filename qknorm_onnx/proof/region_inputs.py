@@ -19,7 +19,7 @@ Kind = Literal["ordinary", "small rows", "tiny rows", "a row of the mask that hi
 # Sizes of rows: where an epsilon of 1e-5 or 1e-6 inside a root matters, where an L2 norm's bound of 1e-12 does (float64
 # squares that without loss), and what half precision holds.
 _MAGNITUDES: Final = {"small rows": (1e-7, 1e1), "tiny rows": (1e-15, 1e-7)}
-_HALF_MAGNITUDES: Final = (1e-3, 1e1)
+_HALF_MAGNITUDES: Final = (1e-3, 3e2)  # squares of the largest overflow float16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -34,8 +34,13 @@ def flattened(model: ir.Model) -> ir.Model:
     flat = model.clone()
     common_passes.InlinePass()(flat)
     flat.opset_imports.setdefault("", _default_opset(model))
+    weights = set(flat.graph.initializers)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(flat)
     for graph in graphs_of(flat.graph):
+        for name, value in graph.initializers.items():
+            if name not in weights and value.const_value is not None:
+                # A copy: the tensor was the attribute of a node of `model`, and its name would be changed there.
+                value.const_value = ir.Tensor(value.const_value.numpy(), dtype=value.const_value.dtype, name=name)
         _infer_graph(graph, flat.opset_imports.get("", 1))
     return flat
 

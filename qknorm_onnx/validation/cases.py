@@ -13,8 +13,8 @@ from qknorm_onnx.validation.inputs import GraphInput, example_sizes, random_like
 
 Tensor = npt.NDArray[Any]
 
-# In units of the example's own deviation, or as factors. Squares of 300 add up beyond 65504, the largest float16, after one value; a mean
-# of 30 deviations costs E[x^2] - E[x]^2 three digits.
+# In units of the example's own deviation, or as factors. Squares of 300 add up beyond 65504, the largest float16, after one
+# value; a mean of 30 deviations costs E[x^2] - E[x]^2 three digits.
 _LARGE: Final = 300.0
 _SMALL: Final = 1e-3  # where an epsilon of 1e-6 under a root is half of the sum
 _MEAN: Final = 30.0

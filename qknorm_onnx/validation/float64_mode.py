@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _RAISED = {
@@ -29,11 +28,15 @@ class InFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run one operator with raised arguments, and raise what it returns."""
         del types
-        raised_args, raised_kwargs = pytree.tree_map(_raised, (tuple(args), dict(kwargs or {})))
-        return pytree.tree_map(_raised, func(*raised_args, **raised_kwargs))
+        return _raised(func(*_raised(tuple(args)), **_raised(dict(kwargs or {}))))
 
 
 def _raised(value: Any) -> Any:
+    """Types and tensors raised, inside lists, tuples and dictionaries as well: operators take and give nothing deeper."""
+    if type(value) in (tuple, list):
+        return type(value)(_raised(item) for item in value)
+    if type(value) is dict:
+        return {key: _raised(item) for key, item in value.items()}
     if isinstance(value, torch.dtype):
         return _RAISED.get(value, value)
     if isinstance(value, torch.Tensor) and value.dtype in _RAISED:

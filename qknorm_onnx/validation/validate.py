@@ -145,7 +145,8 @@ class _TypeRun:
             reason = f"the model has {len(given)} outputs, the module returns {len(truth)} tensors"
             yield dataclasses.replace(blank, verdict="failed", reason=reason)
             return
-        in_float32, in_dtype = self.side.in_float32(inputs), self.side.in_dtype(inputs)
+        in_float32 = self.side.in_float32(inputs)
+        in_dtype = in_float32 if self.dtype == "float32" else self.side.in_dtype(inputs)
         for index, name in enumerate(candidate.runner.output_names):
             own = None if in_dtype is None else in_dtype[index]
             measured = Measured(truth=truth[index], in_float32=in_float32[index], in_dtype=own, given=given[index])

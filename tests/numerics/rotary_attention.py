@@ -123,4 +123,3 @@ def graph_of(module: RotaryAttention, spec: QKNormSpec | None = None, **weights:
     model = ir.Model(graph, ir_version=10)
     AttachBodiesPass()(model)
     return model
-
