@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import nox
 
 nox.options.sessions = ["lint", "types", "floors", "unit", "contract", "numerics", "docs"]
@@ -74,8 +76,9 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def wheel(session: nox.Session) -> None:
     """A wheel builds, holds the right folders, and works outside the repository without torch and onnxruntime."""
-    session.install("-r", "requirements/build.txt", "build")
-    session.run("python", "-m", "build", "--wheel", "--outdir", session.create_tmp())
-    session.install("--find-links", session.create_tmp(), "qknorm-onnx")
-    session.chdir(session.create_tmp())
+    session.install("-r", "requirements/build.txt")
+    folder = pathlib.Path(session.create_tmp()).resolve()
+    session.run("python", "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), ".")
+    session.install(*map(str, folder.glob("*.whl")))
+    session.chdir(folder)
     session.run("qknorm-onnx", "--help")

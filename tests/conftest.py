@@ -7,10 +7,18 @@ import os
 import pathlib
 from types import ModuleType
 
+import hypothesis
 import pytest
 
 REPO_ROOT = pathlib.Path(__file__).resolve().parents[1]
 ZOO_PATH = REPO_ROOT.parent / "shared" / "zoo" / "zoo.py"
+
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+
+# In CI a run is repeatable; at home every run tries other examples.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("searching", deadline=None)
+hypothesis.settings.load_profile("repeatable" if IN_CI else "searching")
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +34,7 @@ def zoo() -> ModuleType:
     It is not part of the repository: without it a test is skipped, except in CI, where that is an error.
     """
     if not ZOO_PATH.is_file():
-        if os.environ.get("CI", "").lower() in ("1", "true"):
+        if IN_CI:
             pytest.fail(f"CI needs the model zoo, and {ZOO_PATH.name} is not at ../shared/zoo/", pytrace=False)
         pytest.skip("the model zoo (../shared/zoo/zoo.py) is not beside this clone")
     pytest.importorskip("torch")

@@ -16,12 +16,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from typing import Any, Final
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[2]
 LAYOUT: Final = ROOT / "build" / "layout"

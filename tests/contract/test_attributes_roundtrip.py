@@ -91,7 +91,7 @@ def through_a_file(op_type: str, attributes: dict[str, Any]) -> dict[str, Any]:
     return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in read.attribute}
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(specs())
 def test_attention_specs_survive_the_way_there_and_back(spec: QKNormSpec) -> None:
     attributes = to_attributes(spec)
@@ -99,7 +99,7 @@ def test_attention_specs_survive_the_way_there_and_back(spec: QKNormSpec) -> Non
     assert from_attributes(QKNormSpec, through_a_file("QKNormAttention", attributes)) == spec
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(preparation_specs())
 def test_rotary_specs_survive_the_way_there_and_back(spec: QKNormRotarySpec) -> None:
     attributes = to_attributes(spec)
@@ -107,7 +107,7 @@ def test_rotary_specs_survive_the_way_there_and_back(spec: QKNormRotarySpec) -> 
     assert from_attributes(QKNormRotarySpec, through_a_file("QKNormRotary", attributes)) == spec
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(specs(), specs())
 def test_unequal_specs_have_unequal_attributes(first: QKNormSpec, second: QKNormSpec) -> None:
     assert (to_attributes(first) == to_attributes(second)) == (first == second)
