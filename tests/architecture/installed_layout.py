@@ -16,8 +16,9 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from typing import Any, Final
+
+import tomllib
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[2]
 LAYOUT: Final = ROOT / "build" / "layout"
