@@ -13,6 +13,9 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from lowered_variants import OPSET, outcomes
+
+from qknorm_onnx.lowering.registry import TARGETS, LoweringOutcome
 from qknorm_onnx.spec.attributes import AttributeField, attribute_fields, to_attributes
 from qknorm_onnx.spec.cpp_header import choices_of
 from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec
@@ -100,6 +103,20 @@ def _form(variant: Variant) -> tuple[str, str, str]:
     return kind, over, ORDER_NAMES[variant.spec.rotary.order]
 
 
+def targets() -> str:
+    """What becomes of every variant under every target."""
+    rows = ([f"`{v.name}`", *(_outcome(target, outcome) for target, outcome in outcomes(v).items())] for v in VARIANTS.values())
+    return table(("variant", *(f"`{target}`" for target in TARGETS)), rows)
+
+
+def _outcome(asked_for: str, outcome: LoweringOutcome) -> str:
+    if outcome.target == asked_for and asked_for == "custom-op":
+        return "yes"  # its note says which kernel runs, which the table of kernels says once
+    if outcome.target != asked_for:
+        return f"as `{outcome.target}`: {outcome.note.partition('; ')[0].removeprefix(f'not {asked_for}: ')}"
+    return outcome.note or "yes"
+
+
 def variants() -> str:
     """Every variant with what differs from the defaults, its inputs and its source."""
     rows = [
@@ -124,6 +141,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "forms": forms,
     "kernels": kernels,
     "variants": variants,
+    f"targets at opset {OPSET}": targets,
     f"inputs of {ATTENTION_OP}": lambda: tensors(ATTENTION_INPUTS),
     f"outputs of {ATTENTION_OP}": lambda: tensors(ATTENTION_OUTPUTS),
     f"attributes of {ATTENTION_OP}": lambda: attributes(QKNormSpec),

@@ -77,7 +77,7 @@ _NORM_THEN_ROTARY: Final[tuple[Variant, ...]] = (
         summary="RMSNorm over the whole projection, before the head split",
         source=transformers_source("olmo2"),
         version=TRANSFORMERS_VERSION,
-        inputs=(*norm_gains("H*D"), *rotary_tables("(B, S, R)")),
+        inputs=(*norm_gains("H*D"), *rotary_tables()),
     ),
     Variant(
         name="minimax-m2",

@@ -121,7 +121,7 @@ VISION_VARIANTS: Final[tuple[Variant, ...]] = (
         summary="RMSNorm over the whole projection, rotary of neighbouring pairs in three axes (one table)",
         source=f"{_DIFFUSERS}/transformer_wan.py",
         version="diffusers 0.42.1",
-        inputs=(*norm_gains("H*D"), *rotary_tables("(1, S, R)")),
+        inputs=(*norm_gains("H*D"), *rotary_tables("(1, S, R/2)")),
     ),
     Variant(
         name="ltx",
@@ -147,7 +147,7 @@ VISION_VARIANTS: Final[tuple[Variant, ...]] = (
         summary="RMSNorm per head, rotary of neighbouring pairs (one stream of the single blocks)",
         source=f"{_DIFFUSERS}/transformer_flux.py",
         version="diffusers 0.42.1",
-        inputs=(*norm_gains(), *rotary_tables("(S, R)")),
+        inputs=(*norm_gains(), *rotary_tables("(S, R/2)")),
     ),
     Variant(
         name="cogview4",
@@ -188,7 +188,7 @@ VISION_VARIANTS: Final[tuple[Variant, ...]] = (
         inputs=(
             OptionalInput(name="k_norm_weight", shape="(Hkv*D)", values="gain"),
             OptionalInput(name="k_norm_bias", shape="(Hkv*D)", values="bias"),
-            *rotary_tables(),
+            *rotary_tables("(B, S, R)"),
         ),
     ),
 )
