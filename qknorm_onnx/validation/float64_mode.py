@@ -19,8 +19,8 @@ _RAISED = {
 class InFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, every operator that asks for or would give a narrower float computes in float64 instead.
 
-    `x.float()`, `softmax(dtype=torch.float32)` and new tensors in float32 thus lose nothing. Values that are float32
-    constants keep float32's value.
+    `x.float()`, `softmax(dtype=torch.float32)` and new tensors in float32 thus lose nothing. A float32 tensor that the
+    module holds keeps its value; a Python number that would have become float32 is not rounded.
     """
 
     def __torch_dispatch__(

@@ -1,0 +1,192 @@
+"""Verdicts without torch: metrics, budgets, what is not finite, evidence, and the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from qknorm_onnx.validation.error_budget import budget, floor, unit
+from qknorm_onnx.validation.judgement import Measured, judge
+from qknorm_onnx.validation.metrics import cosine, relative_error, snr_db, top_one
+from qknorm_onnx.validation.report import ParityReport, ParityRow
+
+ROW = ParityRow(dtype="float16", how="native", case="example", output="y", verdict="not run", required=True)
+TRUTH = np.linspace(-2.0, 2.0, 24).reshape(2, 3, 4)
+
+
+def measured(given, *, truth=TRUTH, in_dtype="like truth", in_float32=None):
+    own = truth * (1 + 1e-3) if isinstance(in_dtype, str) else in_dtype
+    return Measured(
+        truth=truth, in_float32=truth * (1 + 1e-7) if in_float32 is None else in_float32, in_dtype=own, given=np.asarray(given)
+    )
+
+
+def with_values(array, values):
+    out = array.copy()
+    for place, value in values.items():
+        out[place] = value
+    return out
+
+
+def test_relative_error_knows_no_excuse():
+    assert relative_error(np.array([1.0, 2.0]), np.array([1.0, 4.0])) == 0.5
+    assert relative_error(np.array([0.0]), np.array([0.0])) == 0.0
+    assert relative_error(np.array([1e-9]), np.array([0.0])) == math.inf
+    for bad in (np.nan, np.inf):
+        assert relative_error(np.array([1.0, bad]), np.array([1.0, 4.0])) == math.inf
+    assert math.isnan(relative_error(np.zeros((0,)), np.zeros((0,))))
+
+
+def test_the_other_figures():
+    a = np.array([3.0, 4.0])
+    assert cosine(a, 2 * a) == pytest.approx(1.0)
+    assert cosine(a, np.array([4.0, -3.0])) == pytest.approx(0.0)
+    assert snr_db(a * 1.1, a) == pytest.approx(20.0)
+    assert snr_db(a, a) == math.inf
+
+
+def test_near_ties_are_told_from_flips():
+    truth = np.array([[[10.0, 9.99, 0.0], [10.0, 5.0, 0.0], [1.0, 2.0, 3.0]]])
+    given = truth[..., [1, 0, 2]]
+    found = top_one(given, truth, allowed=1e-2)
+    assert (found.rows, found.agreeing, found.near_ties, found.flips) == (3, 1, 1, 1)
+    assert found.agreement == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_budget_is_twice_torch_plus_four_units(dtype):
+    assert floor(dtype) == 4 * {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
+    assert budget(dtype, torch_error=0.25, float32_error=0.0).allowed == 0.5 + floor(dtype)
+    for missing in (None, math.inf, math.nan):
+        found = budget(dtype, torch_error=missing, float32_error=1e-6)
+        assert found.allowed == pytest.approx(2e-6 * unit(dtype) / 2.0**-23 + floor(dtype))
+        assert "scaled" in found.note
+
+
+def test_within_and_beyond_the_budget():
+    assert judge(ROW, measured(TRUTH * (1 + 5e-3)), is_logits=False).verdict == "passed"
+    failed = judge(ROW, measured(TRUTH * (1 + 7e-3)), is_logits=False)
+    assert failed.verdict == "failed"
+    assert failed.reason == "error 0.007 where 0.0059 is allowed"
+    assert failed.torch_error == pytest.approx(1e-3)
+    assert failed.snr_db == pytest.approx(20 * math.log10(1 / 7e-3))
+
+
+def test_nan_where_torch_is_finite_fails():
+    for bad in (np.nan, np.inf, -np.inf):
+        row = judge(ROW, measured(with_values(TRUTH, {(0, 0, 0): bad})), is_logits=False)
+        assert row.verdict == "failed"
+        assert "1 of 24 values are not finite where PyTorch's" in row.reason
+
+
+def test_nan_where_torch_is_nan_too_is_no_pass_and_no_failure():
+    bad = with_values(TRUTH, {(0, 0, 0): np.nan})
+    row = judge(ROW, measured(bad, in_dtype=bad), is_logits=False)
+    assert row.verdict == "overflows in PyTorch too"
+    assert not ParityReport(dtypes=("float16",), rows=(row,)).passed
+    elsewhere = with_values(TRUTH, {(1, 0, 0): np.nan})
+    assert judge(ROW, measured(elsewhere, in_dtype=bad), is_logits=False).verdict == "failed"
+    also_wrong = with_values(TRUTH, {(0, 0, 0): np.nan, (1, 1, 1): 9.0})
+    assert judge(ROW, measured(also_wrong, in_dtype=bad), is_logits=False).verdict == "failed"
+
+
+def test_a_candidate_that_is_finite_where_torch_is_nan_is_judged_by_the_truth():
+    """B01: eager fp16 is NaN at a zero row; the fused model gives the right numbers, and the report says who is at fault."""
+    bad = with_values(TRUTH, {(0, 0, 0): np.nan})
+    right = judge(ROW, measured(TRUTH * (1 + 1e-3), in_dtype=bad), is_logits=False)
+    assert right.verdict == "passed"
+    assert "PyTorch is not finite in float16" in right.reason
+    assert judge(ROW, measured(with_values(TRUTH, {(0, 0, 0): 5.0}), in_dtype=bad), is_logits=False).verdict == "failed"
+
+
+def test_rows_without_a_true_value_say_nothing():
+    undefined = with_values(TRUTH, {(0, 0): np.nan})
+    zeros = with_values(TRUTH, {(0, 0): 0.0})
+    row = judge(ROW, measured(zeros, truth=undefined), is_logits=False)
+    assert row.verdict == "passed"
+    assert "4 values left out: the truth is not finite there" in row.reason
+
+
+@pytest.mark.parametrize("truth", [np.zeros((2, 0, 4)), np.full((2, 3), np.nan)], ids=["empty", "nan"])
+def test_a_comparison_of_nothing_fails(truth):
+    row = judge(ROW, measured(truth, truth=truth, in_float32=truth), is_logits=False)
+    assert row.verdict == "failed"
+    assert "nothing was compared" in row.reason
+
+
+def test_shapes_must_agree():
+    assert judge(ROW, measured(TRUTH[:, :2]), is_logits=False).reason == "shape (2, 2, 4) instead of (2, 3, 4)"
+
+
+def test_a_missing_torch_error_leaves_the_scaled_budget():
+    row = judge(ROW, measured(TRUTH * (1 + 3e-3), in_dtype=None), is_logits=False)
+    assert row.verdict == "passed"
+    assert row.torch_error is None
+    assert "does not run in float16" in row.reason
+
+
+def test_integers_are_compared_exactly():
+    truth = np.arange(6).reshape(2, 3)
+    same = Measured(truth=truth, in_float32=truth, in_dtype=truth, given=truth)
+    assert judge(ROW, same, is_logits=False).verdict == "passed"
+    other = dataclasses.replace(same, given=truth + (truth == 4))
+    assert judge(ROW, other, is_logits=False).verdict == "failed"
+    assert judge(ROW, dataclasses.replace(other, in_dtype=truth + (truth == 5)), is_logits=False).verdict == "passed"
+
+
+def passed_row(**changes):
+    return dataclasses.replace(ROW, verdict="passed", error=1e-3, budget=5e-3, torch_error=1e-3, **changes)
+
+
+def test_a_report_passes_only_with_evidence():
+    assert ParityReport(dtypes=("float16",), rows=(passed_row(),)).passed
+    assert not ParityReport(dtypes=("float16",), rows=()).passed
+    assert not ParityReport(dtypes=(), rows=(passed_row(),)).passed
+    assert not ParityReport(dtypes=("float16", "bfloat16"), rows=(passed_row(),)).passed, "bfloat16 was never run"
+    assert not ParityReport(dtypes=("float16",), rows=(passed_row(required=False),)).passed, "the example itself is missing"
+    for verdict in ("failed", "not run"):
+        bad = dataclasses.replace(ROW, case="longer", verdict=verdict, required=False)
+        assert not ParityReport(dtypes=("float16",), rows=(passed_row(), bad)).passed
+    overflow = passed_row(case="large values", required=False)
+    overflow = dataclasses.replace(overflow, verdict="overflows in PyTorch too")
+    assert ParityReport(dtypes=("float16",), rows=(passed_row(), overflow)).passed
+    never = dataclasses.replace(overflow, output="other")
+    assert not ParityReport(dtypes=("float16",), rows=(passed_row(), never)).passed, "no case of this output passed"
+
+
+def test_a_report_says_it_in_words_json_and_a_table():
+    bad = dataclasses.replace(ROW, case="zero rows", verdict="failed", error=math.inf, reason="3 values [x] are not finite")
+    rows = (passed_row(how="emulated"), bad)
+    report = ParityReport(dtypes=("float16",), rows=rows, notes=("a note",))
+    assert report.summary() == "float16: 1 of 2 failed; case zero rows, y: 3 values [x] are not finite"
+    good = ParityReport(dtypes=("float16",), rows=rows[:1])
+    assert good.summary() == "float16: passed (emulated), error 0.001 of 0.005 allowed (example)"
+    data = json.loads(report.to_json())
+    assert data["passed"] is False
+    assert data["rows"][1]["error"] == "inf"
+    assert data["rows"][0]["how"] == "emulated"
+    console = Console(width=240, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console.print(report)
+    text = console.export_text()
+    assert "FAILED" in text
+    assert "3 values [x] are not finite" in text
+    assert "a note" in text
+
+
+def test_the_floor_imports_without_torch_and_onnxruntime():
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['onnxruntime'] = None\n"
+        "import qknorm_onnx.validation.validate, qknorm_onnx.proof\n"
+        "from qknorm_onnx.errors import InputError\n"
+        "try: qknorm_onnx.validation.validate.validate('x.onnx', object())\n"
+        "except InputError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "validating needs torch" in done.stdout
