@@ -1,0 +1,1 @@
+"""Kernels of the operators by processor: C++ for CPUs, Triton for CUDA."""
