@@ -1,0 +1,31 @@
+"""What the CUDA kernels do not serve, so that a lowering chooses another way before a session would refuse the model."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec
+from qknorm_onnx.spec.signature import Dtype
+
+CUDA_DTYPES: Final[tuple[Dtype, ...]] = ("float32", "float16", "bfloat16")
+LARGEST_HEAD: Final = 256
+
+
+def cuda_refusal(spec: QKNormSpec | QKNormRotarySpec, *, dtype: Dtype, head_sizes: tuple[int, ...] = ()) -> str | None:
+    """Why the CUDA kernels do not serve `spec`, as a sentence without a full stop; None where they do.
+
+    Args:
+        spec: the node's meaning.
+        dtype: type T of its first input.
+        head_sizes: D and Dv where they are known.
+    """
+    if dtype not in CUDA_DTYPES:
+        return f"the CUDA kernels compute in float32: {dtype} has none"
+    if isinstance(spec, QKNormSpec) and spec.attention.softmax_precision == "float64":
+        return "the CUDA kernels compute the softmax in float32: softmax_precision 'float64' has none"
+    if spec.rotary.order != "none" and spec.rotary.interleaved and spec.rotary.offset % 2:
+        return f"interleaved rotary pairs from the odd offset {spec.rotary.offset} have no CUDA kernel"
+    too_large = [size for size in head_sizes if size > LARGEST_HEAD]
+    if too_large:
+        return f"a head of {max(too_large)} values has no CUDA kernel: {LARGEST_HEAD} is the largest"
+    return None
