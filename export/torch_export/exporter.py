@@ -152,4 +152,7 @@ def _innermost(error: BaseException) -> str:
     """The first line of the error that torch's own errors wrap."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return first_line(error)
+    text = first_line(error)
+    if "SymBool" in text or "SymInt" in text:
+        text += " (a flag that depends on a dynamic size: make it a constant, or leave that axis out of dynamic_shapes)"
+    return text

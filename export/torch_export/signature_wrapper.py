@@ -58,6 +58,7 @@ def example_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
         raise ExportError(f"the example inputs do not fit {type(module).__name__}.forward{signature}: {error}") from error
     structure = dict(zip(_positional_names(signature, len(args)), args, strict=True)) | kwargs
     leaves, tree = pytree.tree_flatten((args, kwargs))
+    leaves = _without_aliases(leaves)
     values = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     named = {name: _named(value, name) for name, value in structure.items()}
     names = [name for value in named.values() for name in pytree.tree_leaves(value) if isinstance(name, _Name)]
@@ -71,6 +72,17 @@ def example_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
         _tree=tree,
         var_keyword=variable[0] if variable else "",
     )
+
+
+def _without_aliases(leaves: Sequence[Any]) -> list[Any]:
+    """One tensor in two places is two inputs; torch.export would use one of them for both."""
+    seen: set[int] = set()
+    out: list[Any] = []
+    for leaf in leaves:
+        again = isinstance(leaf, Tensor) and id(leaf) in seen
+        out.append(leaf.clone() if again else leaf)
+        seen.add(id(leaf))
+    return out
 
 
 class _Name(str):

@@ -1,0 +1,153 @@
+"""What is mended for the export lasts as long as the export, is reported, and changes no number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from qknorm_onnx.torch_export.complex_rotary import ComplexPair, RealArithmetic
+from qknorm_onnx.torch_export.errors import ExportError
+from qknorm_onnx.torch_export.exporter import export_graph
+from qknorm_onnx.torch_export.mends import mended
+
+
+class ComplexRotary(nn.Module):
+    """Rotary embedding as Meta's code writes it, (B, S, H, D) and positions (B, S)."""
+
+    def forward(self, x, positions):
+        frequencies = 1.0 / 10000.0 ** (torch.arange(0, x.shape[-1], 2).float() / x.shape[-1])
+        angles = positions[..., None].float() * frequencies
+        rotation = torch.polar(torch.ones_like(angles), angles) * 1.5
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * rotation[:, :, None, :].to(x.device)).flatten(3).type_as(x)
+
+
+def test_complex_rotary_exports_and_computes_the_same(run_model):
+    args = (torch.randn(2, 5, 3, 8), torch.arange(5).expand(2, 5))
+    module = ComplexRotary()
+    model, notes = export_graph(module, args, dynamic_shapes={"x": {0: "b", 1: "s"}, "positions": {0: "b", 1: "s"}})
+    assert any("complex" in note for note in notes)
+    inputs = {"x": torch.randn(3, 7, 3, 8), "positions": torch.randint(0, 50, (3, 7))}
+    assert torch.allclose(run_model(model, inputs)[0], module(**inputs), atol=1e-5)
+    assert module(*args).dtype == torch.float32  # and outside the export nothing has changed
+
+
+def test_products_of_pairs():
+    a, b = torch.randn(4, 2, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
+    exact = torch.view_as_complex(a) * torch.view_as_complex(b)
+    real = torch.randn(4, dtype=torch.float64)
+    with RealArithmetic() as arithmetic:
+        left, right = torch.view_as_complex(a), torch.view_as_complex(b)
+        assert isinstance(left, ComplexPair)
+        for product in (left * right, torch.mul(left, right), left * exact.new_tensor(1) * right):
+            assert torch.allclose(torch.view_as_real(product), torch.view_as_real(exact))
+        assert torch.allclose(torch.view_as_real(real * left), torch.view_as_real(real * torch.complex(a[:, 0], a[:, 1])))
+        assert torch.allclose(torch.view_as_real(left.conj() * 2), torch.view_as_real(torch.complex(a[:, 0], a[:, 1]).conj() * 2))
+        assert left.shape == (4,)
+        assert left[1:].unsqueeze(0).shape == (1, 3)
+        assert torch.equal(torch.abs(left), torch.complex(a[:, 0], a[:, 1]).abs())  # not ours: on real complex numbers
+    assert arithmetic.used
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe"])
+def test_experts_are_batched_during_the_export_only(zoo, name):
+    module, *_ = zoo.ZOO[name]()
+    before = module.model.get_experts_implementation()
+    with mended(module, keep_cache=False) as notes:
+        assert set(module.model.get_experts_implementation().values()) == {"batched_mm"}
+    assert module.model.get_experts_implementation() == before != {"": "batched_mm"}
+    assert any("experts" in note for note in notes)
+
+
+@pytest.mark.slow
+def test_mixture_of_experts_exports(plain_export, run_model, assert_as_torch):
+    export = plain_export("qwen3_moe")
+    input_ids = torch.randint(5, 100, (3, 7))
+    (found,) = run_model(export.model, {"input_ids": input_ids})
+    assert_as_torch(found, export.module(input_ids=input_ids))
+
+
+class Configured(nn.Module):
+    class Config:
+        use_cache = True
+
+    def __init__(self):
+        super().__init__()
+        self.config = self.Config()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x, use_cache=None):
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        return {"y": self.dropout(x), "cache": x * 2 if use_cache else None}
+
+
+def test_no_cache_outputs_unless_asked_for():
+    module = Configured().eval()
+    model, notes = export_graph(module, (torch.randn(3),))
+    assert [value.name for value in model.graph.outputs] == ["y"]
+    assert any("use_cache" in note for note in notes)
+    assert module.config.use_cache is True
+    model, notes = export_graph(module, (torch.randn(3),), {"use_cache": True})
+    assert [value.name for value in model.graph.outputs] == ["y", "cache"]
+    assert notes == ()
+
+
+def test_training_mode_is_left_and_restored(run_model):
+    module = Configured().train()
+    module.dropout.eval()
+    model, notes = export_graph(module, (torch.ones(64),))
+    assert any("training mode" in note for note in notes)
+    assert torch.equal(run_model(model, {"x": torch.ones(64)})[0], torch.ones(64))
+    assert module.training
+    assert not module.dropout.training
+
+
+def test_a_failed_export_restores_the_module():
+    class Fails(Configured):
+        def forward(self, x):
+            raise ValueError("no")
+
+    module = Fails().train()
+    with pytest.raises(ExportError, match="ValueError: no"):
+        export_graph(module, (torch.randn(3),))
+    assert module.training
+    assert module.config.use_cache is True
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q_norm = nn.RMSNorm(8)
+
+    def forward(self, x):
+        return self.q_norm(x)
+
+
+def test_nan_weights_are_refused_by_name():
+    module = Normed()
+    module.q_norm.weight.data[3] = torch.nan
+    with pytest.raises(ExportError, match=r"q_norm.weight holds 1 NaN of 8 values"):
+        export_graph(module, (torch.randn(2, 8),))
+
+
+def test_weights_that_were_never_loaded_are_refused_by_name():
+    module = Normed()
+    module.q_norm.to("meta")
+    with pytest.raises(ExportError, match=r"q_norm.weight of shape \(8,\) has no values"):
+        export_graph(module, (torch.randn(2, 8),))
+
+
+def test_a_norm_whose_weight_was_lost_is_refused_by_name():
+    module = Normed()
+    module.q_norm.weight = None
+    with pytest.raises(ExportError, match=r"q_norm.weight is missing"):
+        export_graph(module, (torch.randn(2, 8),))
+
+
+def test_old_opsets_and_missing_packages_are_refused(monkeypatch):
+    with pytest.raises(ExportError, match="opset 17 is too old"):
+        export_graph(Normed(), (torch.randn(2, 8),), opset=17)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else object())
+    with pytest.raises(ExportError, match="pip install onnxscript"):
+        export_graph(Normed(), (torch.randn(2, 8),))
