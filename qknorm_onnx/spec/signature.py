@@ -110,8 +110,8 @@ ROTARY_INPUT_NAMES: Final[tuple[str, ...]] = tuple(tensor.name for tensor in ROT
 # missing kernel, so a lowering asks this table before it leaves a node to the native library.
 KERNEL_DTYPES: Final[MappingProxyType[tuple[str, Provider], tuple[Dtype, ...]]] = MappingProxyType(
     {
-        (ATTENTION_OP, "cpu"): (),
-        (ROTARY_OP, "cpu"): (),
+        (ATTENTION_OP, "cpu"): DTYPES,
+        (ROTARY_OP, "cpu"): DTYPES,
         (ATTENTION_OP, "cuda"): (),
         (ROTARY_OP, "cuda"): (),
     }
