@@ -36,6 +36,20 @@ class BodyBuilder:
         self._taken = set() if taken is None else taken
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
 
+    def nodes_for(self, outputs: Sequence[ir.Value]) -> list[ir.Node]:
+        """The nodes that `outputs` depend on, in order."""
+        wanted = set(outputs)
+        kept = []
+        for node in reversed(self.nodes):
+            if not wanted.isdisjoint(node.outputs):
+                kept.append(node)
+                wanted.update(value for value in node.inputs if value is not None)
+        # The others are detached, so that they do not count as users of the values that stay.
+        for node in set(self.nodes) - set(kept):
+            for index in range(len(node.inputs)):
+                node.replace_input_with(index, None)
+        return kept[::-1]
+
     def op(
         self,
         op_type: str,

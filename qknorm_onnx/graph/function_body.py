@@ -245,6 +245,6 @@ def _function(
     }
     body = BodyBuilder(taken=set(signature.names))
     outputs = emit(body, present)
-    graph = ir.Graph(parameters, outputs, nodes=body.nodes, opset_imports={"": opset}, name=op_type)
+    graph = ir.Graph(parameters, outputs, nodes=body.nodes_for(outputs), opset_imports={"": opset}, name=op_type)
     attributes = [ir.Attr(name, ir.AttributeType.UNDEFINED, None) for name in to_attributes(spec)]
     return ir.Function(DOMAIN, op_type, overload_name(spec, signature), graph=graph, attributes=attributes)

@@ -25,7 +25,13 @@ def cuda_refusal(spec: QKNormSpec | QKNormRotarySpec, *, dtype: Dtype, head_size
         return "the CUDA kernels compute the softmax in float32: softmax_precision 'float64' has none"
     if spec.rotary.order != "none" and spec.rotary.interleaved and spec.rotary.offset % 2:
         return f"interleaved rotary pairs from the odd offset {spec.rotary.offset} have no CUDA kernel"
+    if spec.rotary.order == "before_norm" and _groups(spec) > 1:
+        return "norm_groups of a head that is rotated before its norm have no CUDA kernel"
     too_large = [size for size in head_sizes if size > LARGEST_HEAD]
     if too_large:
         return f"a head of {max(too_large)} values has no CUDA kernel: {LARGEST_HEAD} is the largest"
     return None
+
+
+def _groups(spec: QKNormSpec | QKNormRotarySpec) -> int:
+    return spec.norm.groups if isinstance(spec, QKNormSpec) else spec.groups

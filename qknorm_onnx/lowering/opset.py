@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.passes.attach_bodies import onnx_opset, scopes
+from qknorm_onnx.graph.passes.attach_bodies import onnx_opset
 from qknorm_onnx.spec.signature import DOMAIN
 
 
@@ -33,14 +35,32 @@ def _converted(model: ir.Model, wanted: int) -> ir.Model | None:
     trial = model.clone()
     for key in [key for key, function in trial.functions.items() if function.domain == DOMAIN]:
         del trial.functions[key]
-    chatter = logging.getLogger("onnxscript.version_converter")
-    level = chatter.level
-    chatter.setLevel(logging.ERROR)  # what could not be converted is reported as a refusal
+    with _complaints("onnxscript.version_converter") as complaints:
+        try:
+            version_converter.convert_version(trial, wanted)
+        except (RuntimeError, ValueError):  # how the converter refuses functions' attributes and unknown versions
+            return None
+    # A node that has no counterpart is left as it was and only logged: the model would mean something else.
+    return None if complaints or onnx_opset(trial) != wanted else trial
+
+
+@contextlib.contextmanager
+def _complaints(logger_name: str) -> Iterator[list[str]]:
+    """What `logger_name` warns of meanwhile, instead of printing it."""
+    found: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    logger = logging.getLogger(logger_name)
+    handler, propagate, level = Keep(logging.WARNING), logger.propagate, logger.level
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(logging.WARNING)
     try:
-        version_converter.convert_version(trial, wanted)
-    except (version_converter._version_converter.VersionConverterError, ValueError):
-        return None
+        yield found
     finally:
-        chatter.setLevel(level)
-    left = [node for scope in scopes(trial) for node in scope.all_nodes() if node.domain == "" and node.version != wanted]
-    return None if left or onnx_opset(trial) != wanted else trial
+        logger.removeHandler(handler)
+        logger.propagate = propagate
+        logger.setLevel(level)

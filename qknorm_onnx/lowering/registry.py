@@ -113,7 +113,8 @@ def _replace(node: ir.Node, target: Target, request: LoweringRequest, taken: set
         emitted: Emitted = target.emit(body, request)
     except SpecError as error:
         raise RefusedLoweringError(str(error)) from error
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], body.nodes, node.outputs, emitted.outputs)
+    nodes = body.nodes_for(emitted.outputs)
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], nodes, node.outputs, emitted.outputs)
     return emitted.note
 
 

@@ -127,17 +127,22 @@ def standard_normalize(
     weight = None if exact else _one_row(body, parameters.weight, given.weight, signature, width, precision)
     both = given.weight is None or weight is not None
     bias = _one_row(body, parameters.bias, given.bias, signature, width, precision) if both and spec.kind == "layer" else None
-    ones = body.constant(np.ones(width, dtype=precision.compute.numpy()), name="ones")
+    scale = weight or body.constant(np.ones(width, dtype=precision.compute.numpy()), name="ones")
     operator = "RMSNormalization" if spec.kind == "rms" else "LayerNormalization"
-    operands = [x.as_flat() if hidden else x.as_bshd(), weight or ones, *([bias] if bias is not None else [])]
+    operands = [x.as_flat() if hidden else x.as_bshd(), scale, *([bias] if bias is not None else [])]
     normed = body.op(
-        operator, *operands, name=f"{x.tag}_normed", axis=-1, epsilon=spec.epsilon, stash_type=int(precision.compute)
+        operator, *operands, name=f"{x.tag}_normed", axis=-1, epsilon=spec.epsilon, stash_type=_stash_type(precision)
     )
     if spec.weight_order == "after_cast":
         normed = body.cast(body.cast(normed, precision.io), precision.compute)
     out = x.replaced(flat=normed) if hidden else x.replaced(bshd=normed)
     left = dataclasses.replace(given, weight=None if weight else given.weight, bias=None if bias else given.bias)
     return _with_gain(out, left, precision)
+
+
+def _stash_type(precision: Precision) -> int | None:
+    """The type of the statistics where it is not the operators' default, float32."""
+    return int(ir.DataType.DOUBLE) if precision.compute == ir.DataType.DOUBLE else None
 
 
 def _with_gain(x: HeadTensor, given: PreparationInputs, precision: Precision) -> HeadTensor:

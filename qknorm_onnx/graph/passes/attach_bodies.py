@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
 
 from qknorm_onnx.graph.body_signature import overload_name
 from qknorm_onnx.graph.function_body import attention_body, rotary_body
@@ -29,13 +30,16 @@ class AttachBodiesPass(ir.passes.InPlacePass):
     1. A node's overload is set to the name of its body; nodes with equal spec and equal input types share one.
     2. Bodies of nodes that are gone are removed; functions of other domains are left alone.
     3. `ai.qknorm` is imported where it is used, and no longer where it is not.
+    4. Functions that contain canonical nodes, or call such functions, are inlined: ONNX Runtime (1.32) does not find
+       overloaded functions from within functions.
 
-    Raises SpecError (as the cause of the pass error) where a body cannot be made; the message names the node.
+    Raises SpecError where a body cannot be made; the message names the node.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Attach the bodies; `modified` says whether anything had to be changed."""
         before = _state(model)
+        _inline_callers(model)
         bodies: dict[ir.OperatorIdentifier, ir.Function] = {}
         for scope in scopes(model):
             used = False
@@ -50,6 +54,21 @@ class AttachBodiesPass(ir.passes.InPlacePass):
             model.graph.opset_imports[DOMAIN] = VERSION
             model.ir_version = max(model.ir_version, OVERLOADS_SINCE_IR_VERSION)
         return ir.passes.PassResult(model, modified=_state(model) != before)
+
+
+def _inline_callers(model: ir.Model) -> None:
+    """Inline the functions through which a canonical node is reached."""
+    callers: set[ir.OperatorIdentifier] = set()
+    found = True
+    while found:
+        found = False
+        for key, function in model.functions.items():
+            reaches = canonical_nodes(function) or any(node.op_identifier() in callers for node in function.all_nodes())
+            if function.domain != DOMAIN and key not in callers and reaches:
+                callers.add(key)
+                found = True
+    if callers:
+        InlinePass(criteria=lambda function: function.identifier() in callers)(model)
 
 
 def scopes(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:
