@@ -77,6 +77,7 @@ def run(proto: onnx.ModelProto, names: list[str], batch: int, queries: int, past
         "past": rng.normal(size=(batch, 2, past, 3)).astype(np.float32),
         "weights": rng.normal(size=(batch, queries)).astype(np.float32),
     }
+    feeds["weights"][0, 0] = np.nan
     model = onnx.ModelProto()
     model.CopyFrom(proto)
     del model.graph.output[:]
@@ -179,6 +180,7 @@ RULES = {
     "concat goes on": ("f = Sub(v0, v1) y = Concat<axis = 0>(f, i)", True),
     "concat breaks": ("f = Add(v0, v1) y = Concat<axis = 0>(f, i)", True),
     "concat appended": ("y = Concat<axis = 0>(i, vs)", True),
+    "concat of many before": ("n = Neg(p) f = Expand(n, p_v) y = Concat<axis = 0>(f, i)", False),
     "concat of two ranges": ("y = Concat<axis = 0>(i, j)", True),
     "slice from": ("y = Slice(positions, v1, huge, v0)", True),
     "slice to": ("y = Slice(j, v0, vs, v0)", True),
@@ -225,6 +227,9 @@ RULES = {
         "f = Cast<to = 1>(row) c = Constant<value_float = 1.5>() a = Less(f, c) d = GreaterOrEqual(c, f) y = And(a, d)",
         True,
     ),
+    "fraction above": ("f = Cast<to = 1>(row) c = Constant<value_float = 1.5>() y = GreaterOrEqual(c, f)", True),
+    "fraction below": ("f = Cast<to = 1>(row) c = Constant<value_float = 1.5>() y = LessOrEqual(c, f)", True),
+    "fraction never equal": ("f = Cast<to = 1>(row) c = Constant<value_float = 1.5>() y = Equal(c, f)", True),
     "comparison with infinity": ("f = Cast<to = 1>(row) c = Constant<value_float = -inf>() y = Greater(f, c)", True),
     "where numbers": ("a = Less(column, row) c = Where(a, row, column) y = Add(c, one)", True),
     "where booleans": ("a = Less(column, row) c = Greater(row, two) d = Less(column, two) y = Where(a, c, d)", True),
@@ -308,9 +313,8 @@ def test_an_overridable_initializer_is_no_constant() -> None:
 def test_outputs_beside_the_first_have_no_rule() -> None:
     text = f"{HEADER}g (float[2, 3] x, float[3] w) => (float[2, 1] m) {{ y, m, d = LayerNormalization(x, w) }}"
     model = ir.from_proto(onnx.parser.parse_model(text))
-    tensor = IndexReader().read(model.graph.outputs[0])
-    assert tensor is not None
-    assert tensor.extents == (Linear(2), Linear(1))
+    model.graph.outputs[0].shape = None
+    assert IndexReader().read(model.graph.outputs[0]) is None
 
 
 def test_proofs_of_sign() -> None:
