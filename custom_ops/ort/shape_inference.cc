@@ -64,20 +64,22 @@ class Context {
     return value;
   }
 
-  // An output that the node does not have is passed over.
-  void set_output(size_t index, const Shape& shape, int32_t dtype) const {
-    OrtTensorTypeAndShapeInfo* info = nullptr;
-    check(api_, api_.CreateTensorTypeAndShapeInfo()(&info));
+  // The first output, the only one that may be set: the others may be omitted, a shape for an omitted one writes beyond
+  // ONNX Runtime's own list (1.24 aborts), and nothing tells how many outputs the node has.
+  void set_output(const Shape& shape, int32_t dtype) const {
     std::vector<int64_t> values;
     std::vector<const char*> symbols;
     for (const Dim& dim : shape) {
+      if (dim.value < 0 && dim.symbol.empty()) return;  // ONNX Runtime would take it for a size of -1
       values.push_back(dim.value);
       symbols.push_back(dim.symbol.c_str());
     }
+    OrtTensorTypeAndShapeInfo* info = nullptr;
+    check(api_, api_.CreateTensorTypeAndShapeInfo()(&info));
     const bool made = succeeded(api_, api_.SetTensorElementType()(info, dtype)) &&
                       succeeded(api_, api_.SetDimensions()(info, values.data(), values.size())) &&
                       succeeded(api_, api_.SetSymbolicDimensions()(info, symbols.data(), symbols.size()));
-    if (made) succeeded(api_, api_.ShapeInferContext_SetOutputTypeShape()(context_, index, info));
+    if (made) succeeded(api_, api_.ShapeInferContext_SetOutputTypeShape()(context_, 0, info));
     api_.ReleaseTensorTypeAndShapeInfo()(info);
   }
 
@@ -87,31 +89,13 @@ class Context {
   size_t input_count_ = 0;
 };
 
-// P + N, P where the cache has a fixed size, N where there is no cache.
-Dim total_keys(const Context& context, const Dim& new_keys) {
-  const std::optional<Shape> past = context.input(spec::kAttentionInputPastKey, 4);
-  if (!past) return new_keys;
-  const Dim& rows = (*past)[2];
-  if (context.input(spec::kAttentionInputCacheLength, 1)) return rows;
-  if (rows.value == 0) return new_keys;
-  return rows.value < 0 || new_keys.value < 0 ? Dim{} : Dim{rows.value + new_keys.value, ""};
-}
-
 void infer_attention(const Context& context) {
   const std::optional<Shape> query = context.input(spec::kAttentionInputQuery, 3);
-  const std::optional<Shape> key = context.input(spec::kAttentionInputKey, 3);
   const std::optional<Shape> value = context.input(spec::kAttentionInputValue, 3);
-  if (!query || !key || !value) return;
-  const int32_t dtype = context.first_type();
-  const int64_t q_heads = context.integer("q_num_heads");
-  const int64_t kv_heads = context.integer("kv_num_heads");
-  const Dim value_size = divided((*value)[2], kv_heads);
-  const Dim total = total_keys(context, (*key)[1]);
-  const Dim heads = {kv_heads, ""};
-  context.set_output(spec::kAttentionOutputY, {(*query)[0], (*query)[1], times(value_size, q_heads)}, dtype);
-  context.set_output(spec::kAttentionOutputPresentKey, {(*query)[0], heads, total, divided((*key)[2], kv_heads)},
-                     dtype);
-  context.set_output(spec::kAttentionOutputPresentValue, {(*query)[0], heads, total, value_size}, dtype);
+  if (!query || !value) return;
+  const Dim value_size = divided((*value)[2], context.integer("kv_num_heads"));
+  const Dim hidden = times(value_size, context.integer("q_num_heads"));
+  context.set_output({(*query)[0], (*query)[1], hidden}, context.first_type());
 }
 
 }  // namespace
@@ -126,7 +110,7 @@ OrtStatus* infer_rotary_shapes(const ort_abi::CustomOp*, OrtShapeInferContext* c
   return guarded(api, [&] {
     const Context inference(api, context);
     const std::optional<Shape> x = inference.input(spec::kRotaryInputX, 3);
-    if (x) inference.set_output(spec::kRotaryOutputY, *x, inference.first_type());
+    if (x) inference.set_output(*x, inference.first_type());
   });
 }
 

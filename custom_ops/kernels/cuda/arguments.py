@@ -94,11 +94,11 @@ class Rows(NamedTuple):
 class Positions(NamedTuple):
     """Where the queries stand among the keys.
 
-    `first` is the number of FROM_NUMBER, else `values` (B) int64 holds one for each row. `capacity` is the number of
+    `first` is the number of FROM_NUMBER, else `starts` (B) int64 holds one for each row. `capacity` is the number of
     rows of the key buffer, `new_keys` how many of them were appended by this call.
     """
 
-    values: Any
+    starts: Any
     kind: Any
     first: Any
     new_keys: Any

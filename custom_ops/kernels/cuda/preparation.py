@@ -46,7 +46,7 @@ def load_parameter(pointer, index, mask, is_float32, other):
     else:
         same = tl.load(pointer + index, mask=mask & (is_float32 == 0), other=other).to(tl.float32)
         wide = tl.load(pointer.to(tl.pointer_type(tl.float32)) + index, mask=mask & (is_float32 != 0), other=other)
-        return tl.where(is_float32, wide, same)
+        return tl.where(is_float32 != 0, wide, same)
 
 
 @triton.jit
@@ -118,17 +118,18 @@ def rotation_indices(columns, rotary, wide, INTERLEAVED: tl.constexpr):
     """For each column: is it rotated, the column of its partner, the sign of the partner, its column in the tables."""
     place = columns - rotary.offset
     rotated = (place >= 0) & (place < rotary.size)
+    # Quotients and remainders, rather than differences: the compiler then sees that 8 columns lie side by side.
+    section = place // rotary.section
     in_section = place % rotary.section
-    section = place - in_section
     half = rotary.section // 2
     if INTERLEAVED:
         partner = columns  # swapped in registers
         sign = tl.where((place % 2) == 0, -1.0, 1.0)
-        narrow = (section // 2) + in_section // 2
+        narrow = section * half + in_section // 2
     else:
-        partner = rotary.offset + section + (in_section + half) % rotary.section
+        partner = rotary.offset + section * rotary.section + (in_section + half) % rotary.section
         sign = tl.where(in_section < half, -1.0, 1.0)
-        narrow = (section // 2) + in_section % half
+        narrow = section * half + in_section % half
     return rotated, partner, sign, tl.where(wide, place, narrow)
 
 

@@ -20,7 +20,7 @@ def first_position(positions, batch):
     if positions.kind == FROM_NUMBER:
         first = tl.cast(positions.first, tl.int64)
     else:
-        first = tl.load(positions.values + batch)
+        first = tl.load(positions.starts + batch)
     return tl.minimum(tl.maximum(first, -(1 << 29)), 1 << 29).to(tl.int32)
 
 
@@ -29,7 +29,7 @@ def append_position(positions, batch):
     """First row of the key buffer that a new key goes to, and whether the new keys fit behind it."""
     start = tl.cast(positions.first, tl.int64)
     if positions.kind == FROM_CACHE_LENGTH:
-        start = tl.load(positions.values + batch)
+        start = tl.load(positions.starts + batch)
     return start, (start >= 0) & (start + positions.new_keys <= positions.capacity)
 
 
@@ -78,17 +78,17 @@ def prepare(
         store_rows(query_out, batch, head, rows, columns, mask & (columns < D), q)
     else:
         start, fits = append_position(positions, batch)
-        mask = (rows < positions.new_keys) & fits
-        head = head - q_heads
-        if head < kv_heads:
-            k = side_tile(key, rotary, batch, head, rows, columns, mask, positions.new_keys, D, INTERLEAVED, STATISTICS)
-            store_rows(key_out, batch, head, start + rows, columns, mask & (columns < D), k)
+        new = (rows < positions.new_keys) & fits
+        k_head = head - q_heads
+        if k_head < kv_heads:
+            k = side_tile(key, rotary, batch, k_head, rows, columns, new, positions.new_keys, D, INTERLEAVED, STATISTICS)
+            store_rows(key_out, batch, k_head, start + rows, columns, new & (columns < D), k)
         else:
-            head = head - kv_heads
-            mask = mask & (columns < Dv)
-            at = batch * value.batch_stride + head * tl.cast(value.head_stride, tl.int64) + rows * value.row_stride
-            v = tl.load(value.data + (at + columns), mask=mask, other=0.0)
-            store_rows(value_out, batch, head, start + rows, columns, mask, v)
+            v_head = k_head - kv_heads
+            in_value = new & (columns < Dv)
+            at = batch * value.batch_stride + v_head * tl.cast(value.head_stride, tl.int64) + rows * value.row_stride
+            v = tl.load(value.data + (at + columns), mask=in_value, other=0.0)
+            store_rows(value_out, batch, v_head, start + rows, columns, in_value, v)
 
 
 @triton.jit(do_not_specialize=["length"])
