@@ -1,0 +1,117 @@
+"""Models of the zoo as graphs, exported once per session, and the parity of a fused graph with the module it came from."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
+from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
+from qknorm_onnx.graph.passes.prepare import PreparePass
+from qknorm_onnx.graph.report import FusionReport
+from qknorm_onnx.proof.region_prover import RegionProver
+from qknorm_onnx.torch_export.errors import ExportError
+from qknorm_onnx.torch_export.exporter import export_graph
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """A module, its example inputs, the dynamic axes and its graph before fusion."""
+
+    module: torch.nn.Module
+    kwargs: dict[str, torch.Tensor]
+    axes: dict[str, dict[int, str]]
+    model: ir.Model
+
+
+_exported: dict[tuple[str, str, int], Exported] = {}
+
+
+def exported(zoo: ModuleType, name: str, *, attention: str = "sdpa", opset: int = 20) -> Exported:
+    """Entry `name` of the zoo, built with the given attention implementation and exported with its dynamic axes."""
+    key = (name, attention, opset)
+    if key not in _exported:
+        previous, zoo.ATTN = zoo.ATTN, attention
+        try:
+            module, kwargs, axes, _ = zoo.ZOO[name]()
+        finally:
+            zoo.ATTN = previous
+        _exported[key] = Exported(module, kwargs, axes, export(module, kwargs, axes, opset=opset))
+    return _exported[key]
+
+
+def export(module: torch.nn.Module, kwargs: dict[str, Any], axes: dict[str, dict[int, str]], *, opset: int) -> ir.Model:
+    """The module's graph; an axis of which the module treats size 1 apart starts at 2."""
+    try:
+        return export_graph(module, kwargs=kwargs, dynamic_shapes=axes or None, opset=opset)[0]
+    except ExportError as error:
+        if "min=2" not in str(error):
+            raise
+    bounded = {name: {axis: torch.export.Dim(dim, min=2) for axis, dim in dims.items()} for name, dims in axes.items()}
+    return export_graph(module, kwargs=kwargs, dynamic_shapes=bounded, opset=opset)[0]
+
+
+def fused(model: ir.Model) -> tuple[ir.Model, FusionReport]:
+    """A copy of `model` with proven rewrites and their bodies."""
+    copy = model.clone()
+    PreparePass()(copy)
+    fuse = FuseQKNormPass(RegionProver())
+    fuse(copy)
+    AttachBodiesPass()(copy)
+    return copy, fuse.report
+
+
+def assert_parity(model: ir.Model, source: Exported, *, sizes: dict[str, int]) -> None:
+    """The graph's error against float64 is at most twice that of PyTorch in float32, at other sizes than the exported ones."""
+    inputs = resized(source, sizes)
+    outputs = run(model, {name: tensor.numpy() for name, tensor in inputs.items()})
+    with torch.no_grad():
+        own = source.module(**inputs).numpy()
+        double = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
+        source.module.double()
+        try:
+            exact = source.module(**double).numpy()
+        finally:
+            source.module.float()
+    assert outputs[0].shape == exact.shape
+    assert exact.size and np.isfinite(exact).all()
+    floor = 4 * np.finfo(np.float32).eps
+    assert _error(outputs[0], exact) <= 2 * _error(own, exact) + floor
+
+
+def _error(given: np.ndarray, exact: np.ndarray) -> float:
+    assert np.isfinite(given).all()
+    return float(np.abs(given - exact).max() / np.abs(exact).max())
+
+
+def resized(source: Exported, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
+    """Random inputs like the example's, with other sizes for the named axes."""
+    generator = torch.Generator().manual_seed(3)
+    out = {}
+    for name, tensor in source.kwargs.items():
+        axes = source.axes.get(name, {})
+        shape = [sizes.get(axes.get(axis, ""), size) for axis, size in enumerate(tensor.shape)]
+        if not axes:
+            out[name] = tensor
+        elif tensor.is_floating_point():
+            out[name] = torch.randn(shape, generator=generator)
+        elif tensor.dtype == torch.bool:
+            out[name] = torch.ones(shape, dtype=torch.bool)
+        else:
+            out[name] = torch.randint(5, 100, shape, generator=generator)
+    return out
+
+
+def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Outputs of onnxruntime on the CPU, without the native library."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
