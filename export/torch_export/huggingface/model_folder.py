@@ -37,7 +37,11 @@ def load_model_folder(folder: Path, *, dtype: torch.dtype | None = None) -> tupl
     try:
         with _quiet():
             model, info = model_class.from_pretrained(
-                str(folder), local_files_only=True, output_loading_info=True, dtype=dtype or "auto"
+                str(folder),
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are in the info, with their names
+                dtype=dtype or "auto",
             )
     except (OSError, ValueError, RuntimeError) as error:
         raise ExportError(f"{folder} cannot be loaded: {first_line(error)}") from error
