@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from qknorm_onnx.spec.signature import Dtype
@@ -14,11 +16,11 @@ from qknorm_onnx.validation.locate import Fault
 from qknorm_onnx.validation.metrics import TopOne
 
 Verdict = Literal["passed", "failed", "overflows in PyTorch too", "not run"]
-_STYLES: dict[Verdict, str] = {
+_STYLES: dict[Verdict, str] = {  # from good to bad
     "passed": "green",
-    "failed": "bold red",
     "overflows in PyTorch too": "yellow",
     "not run": "bold red",
+    "failed": "bold red",
 }
 
 
@@ -82,12 +84,15 @@ class ParityReport:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def __rich__(self) -> Table:
-        table = Table(title="passed" if self.passed else "FAILED", caption="\n".join(self.notes) or None)
-        for column in ("type", "run", "case", "output", "error", "PyTorch's", "budget", "SNR dB", "top-1", "verdict"):
+        """One line per type and case, for the output that comes closest to its budget; `rows` has all outputs."""
+        table = Table(title="passed" if self.passed else "FAILED", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+        for column in ("type", "case", "worst output", "error", "PyTorch's", "budget", "top-1", "verdict"):
             table.add_column(column)
-        for row in self.rows:
+        for row in worst_of_each_case(self.rows):
             style = _STYLES[row.verdict]
             table.add_row(*_cells(row), f"[{style}]{row.verdict}[/{style}]{_why(row)}")
+        table.caption = "\n".join((*_ways_to_run(self.rows), *self.notes)) or None
+        table.caption_justify = "left"
         return table
 
     def _has_evidence(self, dtype: Dtype) -> bool:
@@ -105,21 +110,51 @@ class ParityReport:
             return f"{dtype}: nothing that counts was compared"
         worst = max((row for row in rows if row.verdict == "passed"), key=lambda row: row.error / row.budget)
         how = worst.how if worst.how != "native" else ""
-        return f"{dtype}: passed{how and f' ({how})'}, error {worst.error:.2g} of {worst.budget:.2g} allowed ({worst.case})"
+        text = f"{dtype}: passed{how and f' ({how})'}, error {worst.error:.2g} of {worst.budget:.2g} allowed ({worst.case})"
+        return text + _logits_summary(rows)
+
+
+def _logits_summary(rows: Sequence[ParityRow]) -> str:
+    """Agreement of the most likely token, cosine and signal to noise, where an output is logits."""
+    judged = [(row, row.top_one) for row in rows if row.top_one is not None and row.verdict == "passed"]
+    if not judged:
+        return ""
+    agreeing, total, ties = (sum(getattr(top, name) for _, top in judged) for name in ("agreeing", "rows", "near_ties"))
+    cosine, snr_db = (min(getattr(row, name) for row, _ in judged) for name in ("cosine", "snr_db"))
+    tied = f" ({ties} near-ties)" if ties else ""
+    return f", top-1 {agreeing}/{total}{tied}, cosine at least {cosine:.6f}, SNR at least {snr_db:.0f} dB"
+
+
+def worst_of_each_case(rows: Sequence[ParityRow]) -> list[ParityRow]:
+    """For each type and case the row of the output that failed, or else came closest to its budget."""
+    worst: dict[tuple[str, str], ParityRow] = {}
+    for row in rows:
+        key = (row.dtype, row.case)
+        if key not in worst or _badness(row) > _badness(worst[key]):
+            worst[key] = row
+    return list(worst.values())
+
+
+def _badness(row: ParityRow) -> tuple[int, float]:
+    share = row.error / row.budget if row.budget > 0 and not math.isnan(row.error) else 0.0
+    return list(_STYLES).index(row.verdict), share
+
+
+def _ways_to_run(rows: Sequence[ParityRow]) -> list[str]:
+    ways = {row.dtype: row.how for row in rows if row.how and row.how != "native"}
+    return [f"{dtype}: {how}" for dtype, how in ways.items()]
 
 
 def _cells(row: ParityRow) -> list[str]:
     top = row.top_one
     return [
         row.dtype,
-        row.how,
         row.case,
         row.output,
         _number(row.error),
         "-" if row.torch_error is None else _number(row.torch_error),
         _number(row.budget),
-        _number(row.snr_db, ".1f"),
-        "" if top is None else f"{top.agreeing}/{top.rows}" + (f" ({top.near_ties} near-ties)" if top.near_ties else ""),
+        "" if top is None else f"{top.agreeing}/{top.rows}",
     ]
 
 
@@ -129,7 +164,7 @@ def _why(row: ParityRow) -> str:
     return f": {text}".replace("[", "\\[") if text else ""
 
 
-def _number(value: float, form: str = ".2e") -> str:
+def _number(value: float, form: str = ".1e") -> str:
     return "" if math.isnan(value) else format(value, form)
 
 
