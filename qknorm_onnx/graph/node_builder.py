@@ -71,6 +71,14 @@ class NodeBuilder:
         """Reshape to `target`, in which 0 keeps an axis and -1 takes what is left; `dims` are the sizes that come out."""
         return self.apply("Reshape", [value, self.integers(target, "shape")], dims=dims)
 
+    def insert_before(self, anchor: ir.Node) -> None:
+        """Put everything into the graph of `anchor`, in front of it."""
+        graph = anchor.graph
+        assert isinstance(graph, ir.Graph), "rewrites happen in graphs; functions are inlined before"
+        for value in self.initializers:
+            graph.register_initializer(value)
+        graph.insert_before(anchor, self.nodes)
+
     def drop(self) -> None:
         """Let go of all inputs, so that the graph is as it was before."""
         for node in self.nodes:

@@ -114,11 +114,9 @@ class FuseQKNormPass(ir.passes.InPlacePass):
 def insert(replacement: Replacement, graph: ir.Graph) -> tuple[str, ...]:
     """Put the new nodes in place of the old ones; returns the names of those that nothing reads any more."""
     before = {node: node.name or "" for node in graph}
-    for value in replacement.builder.initializers:
-        graph.register_initializer(value)
     anchor = replacement.outputs[0][0].producer()
     assert anchor is not None, "an attention's output is made by a node"
-    graph.insert_before(anchor, replacement.builder.nodes)
+    replacement.builder.insert_before(anchor)
     for old, new in replacement.outputs:
         _replace(old, new)
     return _remove_unused(replacement, before)

@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants_ir
 
+from qknorm_onnx.graph.passes.mend_rotary_tables import MendRotaryTablesPass
 from qknorm_onnx.spec.signature import DOMAIN
 
 # Results of constant folding that are larger stay computed: a mask or table for all positions does not belong into a file.
@@ -13,7 +14,7 @@ LARGEST_FOLDED = 1 << 16
 
 
 class PreparePass(ir.passes.InPlacePass):
-    """Inlines functions, folds small constants, removes identities and duplicates, and infers shapes."""
+    """Inlines functions, folds small constants, removes identities and duplicates, infers shapes, and mends rotary tables."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run on `model` in place."""
@@ -23,9 +24,10 @@ class PreparePass(ir.passes.InPlacePass):
         infer_shapes(model)
         fold_constants_ir(model, output_size_limit=LARGEST_FOLDED)
         common.IdentityEliminationPass()(model)
-        common.CommonSubexpressionEliminationPass()(model)
         common.RemoveUnusedNodesPass()(model)
         infer_shapes(model)
+        MendRotaryTablesPass()(model)
+        common.CommonSubexpressionEliminationPass()(model)
         return ir.passes.PassResult(model, _fingerprint(model) != before)
 
 

@@ -7,6 +7,7 @@ import onnx_ir as ir
 from qknorm_onnx.graph.match import Declined, Layout, Located, Rotary, Table
 from qknorm_onnx.graph.recognise.constants import attribute_int, input_of
 from qknorm_onnx.graph.recognise.layout import dims_of
+from qknorm_onnx.graph.recognise.sinks import before_broadcast
 
 
 def read_rotary_operator(located: Located) -> tuple[Rotary, Located] | Declined | None:
@@ -38,10 +39,13 @@ def read_rotary_operator(located: Located) -> tuple[Rotary, Located] | Declined 
 
 
 def whole_table(value: ir.Value) -> Table:
-    """All columns of a table (B or 1, S, W) or (S, W)."""
+    """All columns of a table (B or 1, S, W) or (S, W), from before it was expanded to a batch."""
     dims = dims_of(value) or ()
     names = ("B", "S", "W")[3 - len(dims) :]
-    layout: Layout = tuple("" if dim == 1 and letter == "B" else letter for dim, letter in zip(dims, names, strict=True))
     width = dims[-1]
     assert isinstance(width, int), "the caller checks the width"
-    return Table(((value, tuple(range(width))),), layout)
+    layout: Layout = tuple("" if dim == 1 and letter == "B" else letter for dim, letter in zip(dims, names, strict=True))
+    inner = before_broadcast(Located(value, layout, dict(zip(names, dims, strict=True))))
+    if inner.layout[-1:] != ("W",):
+        inner = Located(value, layout, {})
+    return Table(((inner.value, tuple(range(width))),), inner.layout)
