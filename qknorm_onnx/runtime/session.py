@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.model_file import EXTERNAL_DATA_THRESHOLD_BYTES, ModelSource, load_model, save_model, weight_bytes
+from qknorm_onnx.runtime.native_kernels import native_kernels_for
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -31,13 +32,17 @@ def create_session(
     program_or_path: HasModel | ModelSource,
     providers: Sequence[str | tuple[str, dict[str, Any]]] | None = None,
     session_options: onnxruntime.SessionOptions | None = None,
+    *,
+    native_kernels: bool = True,
 ) -> onnxruntime.InferenceSession:
     """An `onnxruntime.InferenceSession` of a program, a model or a file.
 
     Args:
         program_or_path: `qk.Program`, path, `onnx.ModelProto` or `onnx_ir.Model`.
         providers: as onnxruntime takes them; None is the CPU.
-        session_options: the caller's own options.
+        session_options: the caller's own options; the native library is registered with them.
+        native_kernels: run canonical nodes in the native library where it serves all of them; False, or where it does not:
+            through their function bodies.
 
     Raises:
         InputError: onnxruntime is missing, the file is no ONNX model, or a provider that was asked for is not there
@@ -46,18 +51,29 @@ def create_session(
     ort = import_onnxruntime()
     wanted = list(providers) if providers is not None else ["CPUExecutionProvider"]
     _require_available(ort, wanted)
+    model = _model_of(program_or_path)
+    options = session_options if session_options is not None else ort.SessionOptions()
+    if native_kernels:
+        kernels = native_kernels_for(model, provider="cuda" if _provider_name(wanted[0]).startswith("CUDA") else "cpu")
+        if kernels.library is not None:
+            options.register_custom_ops_library(str(kernels.library))
     if isinstance(program_or_path, (str, os.PathLike)):
-        path = Path(program_or_path)
-        load_model(path)  # says in one line what is wrong with the file
-        return ort.InferenceSession(path, sess_options=session_options, providers=wanted)
-    model = load_model(program_or_path) if isinstance(program_or_path, (ir.Model, onnx.ModelProto)) else program_or_path.model
+        return ort.InferenceSession(os.fspath(program_or_path), sess_options=options, providers=wanted)
     if weight_bytes(model) < EXTERNAL_DATA_THRESHOLD_BYTES:
-        serialized = ir.to_proto(model).SerializeToString()
-        return ort.InferenceSession(serialized, sess_options=session_options, providers=wanted)
+        return ort.InferenceSession(ir.to_proto(model).SerializeToString(), sess_options=options, providers=wanted)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         save_model(model, path)
-        return ort.InferenceSession(path, sess_options=session_options, providers=wanted)
+        return ort.InferenceSession(path, sess_options=options, providers=wanted)
+
+
+def _model_of(program_or_path: HasModel | ModelSource) -> ir.Model:
+    """The model, which is read and not changed; of a file that says in one line what is wrong with it."""
+    if isinstance(program_or_path, ir.Model):
+        return program_or_path
+    if isinstance(program_or_path, (str, os.PathLike, onnx.ModelProto)):
+        return load_model(program_or_path)
+    return program_or_path.model
 
 
 def import_onnxruntime() -> Any:
@@ -72,6 +88,10 @@ def import_onnxruntime() -> Any:
 def _require_available(ort: Any, wanted: Sequence[Any]) -> None:
     available = ort.get_available_providers()
     for provider in wanted:
-        name = provider if isinstance(provider, str) else provider[0]
+        name = _provider_name(provider)
         if name not in available:
             raise InputError(f"this onnxruntime has no {name}; it has {', '.join(available)}")
+
+
+def _provider_name(provider: str | tuple[str, dict[str, Any]]) -> str:
+    return provider if isinstance(provider, str) else provider[0]
