@@ -127,9 +127,9 @@ def rotation_indices(columns, rotary, wide, INTERLEAVED: tl.constexpr):
         sign = tl.where((place % 2) == 0, -1.0, 1.0)
         narrow = section * half + in_section // 2
     else:
-        partner = rotary.offset + section * rotary.section + (in_section + half) % rotary.section
+        partner = rotary.offset + section * rotary.section + (place + half) % rotary.section
         sign = tl.where(in_section < half, -1.0, 1.0)
-        narrow = section * half + in_section % half
+        narrow = section * half + place % half
     return rotated, partner, sign, tl.where(wide, place, narrow)
 
 

@@ -11,7 +11,7 @@ from qknorm_onnx.custom_ops.kernels.cuda.arguments import LOG2_E, MASK_BOOL, MAS
 @triton.jit
 def tanh(x, PRECISE: tl.constexpr):
     """Hyperbolic tangent from exp2; PRECISE adds its series near 0, where the other form cancels."""
-    small = tl.exp2(-2.0 * LOG2_E * tl.abs(x))
+    small = tl.exp2(tl.abs(x) * (-2.0 * LOG2_E))
     size = (1.0 - small) / (1.0 + small)
     if PRECISE:
         square = x * x
