@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qknorm_onnx.graph.body_builder import BodyBuilder, Dim
+from qknorm_onnx.graph.body_builder import KEEP, BodyBuilder, Dim
 from qknorm_onnx.graph.body_signature import BodySignature
 from qknorm_onnx.spec.qk_norm_spec import RotarySpec, SpecError
 
@@ -58,8 +58,7 @@ def make_tables(
             raise SpecError(f"the rank and the last dimension of input {name} must be known, to tell R from R / 2 factors")
         table = _heads_last_but_one(body, body.cast(table, compute), given.rank, name=name)
         if given.last_dim != size:  # one factor per pair
-            pairs = body.constant(_pair_of_value(spec, size), name="pairs")
-            table = body.op("Gather", table, pairs, name=f"{name}_full", axis=-1)
+            table = _per_value(body, spec, table, size, rank=min(given.rank + 1, 4), name=name)
         factors.append(table)
     signs = body.constant(_sign_of_value(spec, size).astype(compute.numpy()), name="signs")
     return RotaryTables(cos_bshr=factors[0], signed_sin_bshr=body.op("Mul", factors[1], signs, name="signed_sin"))
@@ -96,38 +95,42 @@ def _parts(
     return before, x if before is None and after is None else part(spec.offset, end, "turning"), after
 
 
-def _swap(body: BodyBuilder, spec: RotarySpec, x: ir.Value, size: int, *, tag: str) -> ir.Value:
-    """x with the two values of each pair exchanged."""
-    if spec.sections == 1 and not spec.interleaved:
-        first, second = body.ops("Split", x, names=[f"{tag}_first_half", f"{tag}_second_half"], axis=-1, num_outputs=2)
-        return body.op("Concat", second, first, name=f"{tag}_swapped", axis=-1)
-    order = body.constant(_partner_of_value(spec, size), name="partners")
-    return body.op("Gather", x, order, name=f"{tag}_swapped", axis=-1)
-
-
-def _pairs(spec: RotarySpec, size: int) -> np.ndarray[Any, Any]:
-    """Indices of the rotated values: (2, sections, pairs of a section), the first and the second of each pair."""
-    blocks = np.arange(size).reshape(spec.sections, size // spec.sections)
+def _pair_layout(spec: RotarySpec, size: int) -> tuple[list[int], int]:
+    """The last axis split so that one axis (the second result, from the end) holds the two values of each pair."""
     if spec.interleaved:
-        return np.stack([blocks[:, 0::2], blocks[:, 1::2]])
-    half = size // spec.sections // 2
-    return np.stack([blocks[:, :half], blocks[:, half:]])
+        return [size // 2, 2], -1
+    if spec.sections == 1:
+        return [2, size // 2], -2
+    return [spec.sections, 2, size // spec.sections // 2], -2
 
 
-def _pair_of_value(spec: RotarySpec, size: int) -> np.ndarray[Any, Any]:
-    out = np.empty(size, dtype=np.int64)
-    out[_pairs(spec, size).reshape(2, -1)] = np.arange(size // 2)
-    return out
+def _swap(body: BodyBuilder, spec: RotarySpec, x: ir.Value, size: int, *, tag: str) -> ir.Value:
+    """x with the two values of each pair exchanged; a Gather of single values would be ten times as slow."""
+    layout, axis = _pair_layout(spec, size)
+    halves = spec.sections == 1 and not spec.interleaved
+    pairs = x if halves else body.reshape(x, KEEP, KEEP, KEEP, *layout, name=f"{tag}_pairs")
+    axis = -1 if halves else axis
+    first, second = body.ops("Split", pairs, names=[f"{tag}_first", f"{tag}_second"], axis=axis, num_outputs=2)
+    swapped = body.op("Concat", second, first, name=f"{tag}_swapped", axis=axis)
+    return swapped if halves else body.reshape(swapped, KEEP, KEEP, KEEP, size, name=f"{tag}_swapped_bshr")
 
 
-def _partner_of_value(spec: RotarySpec, size: int) -> np.ndarray[Any, Any]:
-    pairs = _pairs(spec, size)
-    out = np.empty(size, dtype=np.int64)
-    out[pairs[0]], out[pairs[1]] = pairs[1], pairs[0]
-    return out
+def _per_value(body: BodyBuilder, spec: RotarySpec, table: ir.Value, size: int, *, rank: int, name: str) -> ir.Value:
+    """A table of one factor per pair, of `rank` axes, as one factor per value."""
+    if spec.sections == 1 and not spec.interleaved:
+        return body.op("Concat", table, table, name=f"{name}_full", axis=-1)
+    layout, axis = _pair_layout(spec, size)
+    leading = [KEEP] * (rank - 1)
+    single = body.reshape(
+        table, *leading, *(1 if part - len(layout) == axis else dim for part, dim in enumerate(layout)), name=name
+    )
+    both = body.op("Concat", single, single, name=f"{name}_pairs", axis=axis)
+    return body.reshape(both, *leading, size, name=f"{name}_full")
 
 
 def _sign_of_value(spec: RotarySpec, size: int) -> np.ndarray[Any, Any]:
-    out = np.ones(size)
-    out[_pairs(spec, size)[0]] = -1.0
-    return out
+    """-1 for the first value of each pair, 1 for the second."""
+    layout, axis = _pair_layout(spec, size)
+    signs = np.ones(layout)
+    np.moveaxis(signs, axis, 0)[0] = -1.0
+    return signs.reshape(size)

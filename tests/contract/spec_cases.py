@@ -236,60 +236,82 @@ def random_cases(count: int = 80) -> Iterator[Case]:
         count -= 1
 
 
+class Draw:
+    """Random choices of one case."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng([20, seed])
+
+    def one(self, *choices: Any) -> Any:
+        return choices[self.rng.integers(len(choices))]
+
+
 def _random_case(seed: int) -> Case:
-    rng = np.random.default_rng([20, seed])
-
-    def pick(*choices: Any) -> Any:
-        return choices[rng.integers(len(choices))]
-
-    heads = pick((4, 2), (3, 1), (2, 2), (6, 3))
-    size = pick(4, 8, 12)
-    norm = NormSpec(
-        q_kind=pick("none", "rms", "layer", "l2"),
-        k_kind=pick("none", "rms", "layer", "l2"),
-        axis=pick("head", "head", "hidden"),
-        groups=pick(1, 1, 2),
-        q_epsilon=pick(0.0, 1e-6, 0.1),
-        k_epsilon=pick(0.0, 1e-6, 0.1),
-        epsilon_mode=pick("inside_sqrt", "clamp", "outside_sqrt"),
-        weight_order=pick("before_cast", "after_cast"),
+    draw = Draw(seed)
+    heads, size = draw.one((4, 2), (3, 1), (2, 2), (6, 3)), draw.one(4, 8, 12)
+    norm, rotary = _random_norm(draw), _random_rotary(draw, size)
+    sizes: dict[str, Any] = {"batch": draw.one(1, 2, 3), "length": draw.one(1, 3, 6), "value_size": draw.one(size, 5)}
+    sizes |= draw.one({}, {"past_length": 3}, {"past_length": 0}, {"past_length": 4, "capacity": 12})
+    return case(
+        f"random-{seed}",
+        heads=heads,
+        head_size=size,
+        norm=norm,
+        rotary=rotary,
+        inputs=_random_inputs(draw, norm, rotary),
+        sizes=sizes,
+        num_outputs=draw.one(1, 3),
+        is_causal=draw.one(True, False),
+        left_window_size=draw.one(-1, -1, 0, 2),
+        right_window_size=draw.one(-1, -1, 0, 2),
+        softcap=draw.one(0.0, 0.0, 2.0),
+        logit_clamp=draw.one(0.0, 0.0, 1.5),
+        scale=draw.one(0.3, 1.0, 2.5),
     )
-    order = pick("none", "after_norm", "before_norm")
-    rotated = pick(0, 4)
-    rotary = RotarySpec(
-        order=order, interleaved=pick(False, True), embedding_dim=rotated, offset=pick(0, size - 4) if rotated else 0,
-        sections=pick(1, 2),
-    )  # fmt: skip
-    gained = pick("D", "H, D", "H*D")
+
+
+def _random_norm(draw: Draw) -> NormSpec:
+    return NormSpec(
+        q_kind=draw.one("none", "rms", "layer", "l2"),
+        k_kind=draw.one("none", "rms", "layer", "l2"),
+        axis=draw.one("head", "head", "hidden"),
+        groups=draw.one(1, 1, 2),
+        q_epsilon=draw.one(0.0, 1e-6, 0.1),
+        k_epsilon=draw.one(0.0, 1e-6, 0.1),
+        epsilon_mode=draw.one("inside_sqrt", "clamp", "outside_sqrt"),
+        weight_order=draw.one("before_cast", "after_cast"),
+    )
+
+
+def _random_rotary(draw: Draw, size: int) -> RotarySpec:
+    rotated = draw.one(0, 4)
+    return RotarySpec(
+        order=draw.one("none", "after_norm", "before_norm"),
+        interleaved=draw.one(False, True),
+        embedding_dim=rotated,
+        offset=draw.one(0, size - 4) if rotated else 0,
+        sections=draw.one(1, 2),
+    )
+
+
+def _random_inputs(draw: Draw, norm: NormSpec, rotary: RotarySpec) -> tuple[OptionalInput, ...]:
+    gained = draw.one("D", "H, D", "H*D")
     inputs: list[OptionalInput] = []
     for side, count in (("q", "Hq"), ("k", "Hkv")):
         if getattr(norm, f"{side}_kind") != "none":
             shape = f"({gained})".replace("H", count)
-            inputs += [optional(f"{side}_norm_weight", shape, "gain")] if pick(True, True, False) else []
-            inputs += [optional(f"{side}_norm_bias", shape, "bias")] if pick(True, False) else []
-    if pick(True, False):
-        inputs.append(optional("q_scale", pick("()", "(Hq, 1, 1)", "(D)", "(S, 1)"), "scale"))
-    if order != "none":
-        inputs += tables(pick("(S, R/2)", "(B, S, R/2)", "(1, 1, S, R)", "(B, S, R)"))
-    if pick(True, False):
-        shape = pick("(S, T)", "(B, 1, 1, T)", "(B, Hq, S, T)", "(Hq, 1, 1)")
-        inputs.append(optional("attention_bias", shape, pick("logits", "bool mask", "float mask")))
-    if pick(True, False, False):
+            inputs += [optional(f"{side}_norm_weight", shape, "gain")] if draw.one(True, True, False) else []
+            inputs += [optional(f"{side}_norm_bias", shape, "bias")] if draw.one(True, False) else []
+    if draw.one(True, False):
+        inputs.append(optional("q_scale", draw.one("()", "(Hq, 1, 1)", "(D)", "(S, 1)"), "scale"))
+    if rotary.order != "none":
+        inputs += tables(draw.one("(S, R/2)", "(B, S, R/2)", "(1, 1, S, R)", "(B, S, R)"))
+    if draw.one(True, False):
+        shape = draw.one("(S, T)", "(B, 1, 1, T)", "(B, Hq, S, T)", "(Hq, 1, 1)")
+        inputs.append(optional("attention_bias", shape, draw.one("logits", "bool mask", "float mask")))
+    if draw.one(True, False, False):
         inputs.append(optional("head_sink", "(Hq)", "logits"))
-    sizes: dict[str, Any] = {"batch": pick(1, 2, 3), "length": pick(1, 3, 6), "value_size": pick(size, 5)}
-    sizes |= pick({}, {"past_length": 3}, {"past_length": 0}, {"past_length": 4, "capacity": 12})
-    attention = {
-        "is_causal": pick(True, False),
-        "left_window_size": pick(-1, -1, 0, 2),
-        "right_window_size": pick(-1, -1, 0, 2),
-        "softcap": pick(0.0, 0.0, 2.0),
-        "logit_clamp": pick(0.0, 0.0, 1.5),
-        "scale": pick(0.3, 1.0, 2.5),
-    }
-    return case(
-        f"random-{seed}", heads=heads, head_size=size, norm=norm, rotary=rotary, inputs=tuple(inputs), sizes=sizes,
-        num_outputs=pick(1, 3), **attention,
-    )  # fmt: skip
+    return tuple(inputs)
 
 
 GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
