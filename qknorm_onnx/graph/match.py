@@ -20,7 +20,8 @@ Array = npt.NDArray[np.generic]
 Dim = int | ir.SymbolicDim
 
 # The meaning of each axis: B batch, H heads, S positions, D values of a head; "HD" is merged (heads outermost), and ""
-# an axis of size 1 that means nothing. "R" is short-lived: the copies of one key / value head.
+# an axis of size 1 that means nothing. A digit is an axis of which only that index belongs to the attention.
+# "R" is short-lived: the copies of one key / value head.
 Layout = tuple[str, ...]
 
 PROJECTED: Layout = ("B", "S", "HD")
@@ -144,7 +145,15 @@ class CacheAppend:
     node: ir.Node
 
 
-Fragment = Factor | Offset | Norm | Rotary | Repeat | CacheAppend
+@dataclasses.dataclass(frozen=True)
+class Streams:
+    """Concat along the positions of tensors that have chains of their own (text and image, self and cross keys)."""
+
+    chains: tuple[Chain, ...]
+    node: ir.Node
+
+
+Fragment = Factor | Offset | Norm | Rotary | Repeat | CacheAppend | Streams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +185,17 @@ class Chain:
     def norm(self) -> Norm | None:
         """The norm of the chain, if it has one."""
         return next((fragment for fragment in self.fragments() if isinstance(fragment, Norm)), None)
+
+    @property
+    def streams(self) -> Streams | None:
+        """The streams that the chain joins, if it does."""
+        return next((fragment for fragment in self.fragments() if isinstance(fragment, Streams)), None)
+
+    @property
+    def normalised(self) -> bool:
+        """Whether there is a norm, in this chain or in one of its streams."""
+        streams = self.streams
+        return self.norm is not None or (streams is not None and any(chain.normalised for chain in streams.chains))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +247,11 @@ class Gain:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """Norm, rotary and what belongs to them of one tensor of heads. `source` is what they are applied to."""
+    """Norm, rotary and what belongs to them of one tensor of heads.
+
+    `source` is what they are applied to. With `parts`, that is their concatenation along the positions, each of them
+    prepared on its own before.
+    """
 
     source: Located
     spec: QKNormRotarySpec
@@ -235,6 +259,7 @@ class Preparation:
     bias: Parameter | None
     scale: Gain
     rotary: Rotary | None
+    parts: tuple[Preparation, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -252,7 +277,7 @@ class QKNormMatch:
     """One attention that one canonical node can stand for.
 
     With `prepared_apart`, q and k are prepared by a `QKNormRotary` node each and `spec` is that of the bare core.
-    `caches` are the key's and the value's, both or none.
+    `value` is None where the values are the prepared keys themselves. `caches` are the key's and the value's, both or none.
     """
 
     name: str
@@ -260,7 +285,7 @@ class QKNormMatch:
     spec: QKNormSpec
     query: Preparation
     key: Preparation
-    value: Located
+    value: Located | None
     visibility: Visibility
     caches: tuple[CacheAppend, CacheAppend] | None = None
     prepared_apart: bool = False

@@ -32,6 +32,12 @@ class NodeBuilder:
         self.initializers.append(value)
         return value
 
+    def in_graph(self, value: ir.Value) -> ir.Value:
+        """`value`, or where a recogniser put it together and no graph has it, an initializer with its contents."""
+        if value.const_value is None or value.producer() is not None or value.graph is not None:
+            return value
+        return self.constant(np.asarray(value.const_value.numpy()), "weight")
+
     def integers(self, items: Sequence[int], label: str) -> ir.Value:
         """An initializer of int64."""
         return self.constant(np.asarray(items, dtype=np.int64), label)

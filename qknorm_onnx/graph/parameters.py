@@ -25,7 +25,7 @@ def weight_parameter(builder: NodeBuilder, preparation: Preparation) -> ir.Value
         return None
     only = gain.factors[0] if len(gain.factors) == 1 and gain.number == 1.0 else None
     if only is not None and not only.inverse and _usable(only.parameter.layout):
-        return only.parameter.value
+        return builder.in_graph(only.parameter.value)
     heads, size = preparation.spec.num_heads, preparation.source.static("D")
     assert size is not None, "recognition requires heads of a fixed size"
     if folded is not None:
@@ -43,7 +43,7 @@ def bias_parameter(builder: NodeBuilder, preparation: Preparation) -> ir.Value |
     if array is not None and not array.any():
         return None
     if _usable(parameter.layout):
-        return parameter.value
+        return builder.in_graph(parameter.value)
     heads, size = preparation.spec.num_heads, preparation.source.static("D")
     assert size is not None, "recognition requires heads of a fixed size"
     if array is not None:

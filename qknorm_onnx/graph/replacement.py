@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match import CacheAppend, Dim, Located, Preparation, QKNormMatch, Table
@@ -14,6 +15,7 @@ from qknorm_onnx.graph.parameters import (
     head_vector,
     query_factor,
     rotary_table,
+    shape_of,
     weight_parameter,
 )
 from qknorm_onnx.graph.qk_norm_node import AttentionInputs, RotaryInputs, make_attention_node, make_rotary_node
@@ -39,10 +41,11 @@ def build_replacement(match: QKNormMatch) -> Replacement:
     """The nodes for `match`. Raises SpecError where shapes contradict the spec."""
     result = output_of(match.core.output)
     builder = NodeBuilder(f"{match.core.output.value.name}/qk_norm")
-    query, key = (heads_merged(builder, side.source) for side in (match.query, match.key))
-    value = heads_merged(builder, match.value)
+    query, key = (_joined(builder, side) for side in (match.query, match.key))
+    value = heads_merged(builder, match.value) if match.value is not None else None
     if match.prepared_apart:
         query, key = _prepared(builder, match.query, query), _prepared(builder, match.key, key)
+    value = key if value is None else value
     inputs = _attention_inputs(builder, match, query, key, value)
     node = make_attention_node(match.spec, inputs, name=builder.name("attention"), num_outputs=3 if match.caches else 1)
     builder.add(node)
@@ -54,8 +57,19 @@ def build_replacement(match: QKNormMatch) -> Replacement:
     )
 
 
+def _joined(builder: NodeBuilder, preparation: Preparation) -> ir.Value:
+    """What a preparation is applied to, as (B, S, H*D): its source, or its parts one behind the other."""
+    if not preparation.parts:
+        return heads_merged(builder, preparation.source)
+    parts = [_prepared(builder, part, _joined(builder, part)) for part in preparation.parts]
+    sizes = preparation.source.sizes
+    dims: list[Dim] = [sizes["B"], sizes["S"], _size(preparation.source, "H") * _size(preparation.source, "D")]
+    return builder.apply("Concat", parts, dims=dims, attributes=[ir.AttrInt64("axis", 1)])
+
+
 def heads_merged(builder: NodeBuilder, located: Located) -> ir.Value:
     """A tensor of heads as (B, S, H*D)."""
+    located = _picked(builder, located)
     axes = [axis for axis, letters in enumerate(located.layout) if letters]
     order = sorted(axes, key=lambda axis: "BSHD".index(located.layout[axis][0]))
     letters = [located.layout[axis] for axis in order]
@@ -71,6 +85,17 @@ def heads_merged(builder: NodeBuilder, located: Located) -> ir.Value:
     if batch is not None or "B" not in "".join(letters):
         return builder.reshape(value, [batch if batch is not None else 1, -1, merged], dims)
     return builder.reshape(value, [-1, length if length is not None else 1, merged], dims)
+
+
+def _picked(builder: NodeBuilder, located: Located) -> Located:
+    """Without the axes of which only one index belongs to the attention."""
+    for axis, letters in reversed(list(enumerate(located.layout))):
+        if letters.isdigit():
+            index = builder.constant(np.asarray(int(letters), dtype=np.int64), "index")
+            dims = [dim for place, dim in enumerate(shape_of(located.value)) if place != axis]
+            value = builder.apply("Gather", [located.value, index], dims=dims, attributes=[ir.AttrInt64("axis", axis)])
+            located = located.at(value, (*located.layout[:axis], *located.layout[axis + 1 :]))
+    return located
 
 
 def _size(located: Located, letter: str) -> int:
@@ -153,9 +178,26 @@ def _boundary(builder: NodeBuilder, match: QKNormMatch) -> tuple[ir.Value, ...]:
                 continue
             for start in opened.get(value, (value,)):
                 found[start] = None
-    return tuple(found)
+    return tuple(value for value in found if not _depends_on(value, set(found) - {value}))
+
+
+def _depends_on(value: ir.Value, others: set[ir.Value]) -> bool:
+    """Whether `value` is computed from one of `others`, not too far away: then it is no start of its own."""
+    waiting, seen = [value], {value}
+    while waiting and len(seen) < DEPENDENCE_SEARCH:
+        node = waiting.pop(0).producer()
+        behind = [item for item in node.inputs if item is not None and item not in seen] if node is not None else []
+        if any(item in others for item in behind):
+            return True
+        seen.update(behind)
+        waiting += behind
+    return False
+
+
+DEPENDENCE_SEARCH = 64
 
 
 def _match_tables(match: QKNormMatch) -> list[Table]:
-    rotaries = [side.rotary for side in (match.query, match.key) if side.rotary is not None]
+    sides = [match.query, match.key, *match.query.parts, *match.key.parts]
+    rotaries = [side.rotary for side in sides if side.rotary is not None]
     return [table for rotary in rotaries for table in (rotary.cos, rotary.sin)]

@@ -94,8 +94,7 @@ class FuseQKNormPass(ir.passes.InPlacePass):
 
     def _report_canonical(self, node: ir.Node) -> None:
         spec, inputs = read_attention_node(node)
-        makers = [value.producer() for value in (inputs.query, inputs.key)]
-        prepared = any(maker is not None and is_rotary_node(maker) for maker in makers)
+        prepared = any(_is_prepared(value) for value in (inputs.query, inputs.key))
         if spec.has_norm or prepared:
             self._extend(fused=(reports.FusedAttention(name=node_name(node), spec=spec),))
         else:
@@ -109,6 +108,14 @@ class FuseQKNormPass(ir.passes.InPlacePass):
     def _extend(self, **entries: tuple[object, ...]) -> None:
         added = {field: (*getattr(self.report, field), *items) for field, items in entries.items()}
         self.report = dataclasses.replace(self.report, **added)
+
+
+def _is_prepared(value: ir.Value) -> bool:
+    """Whether a `QKNormRotary` made this, or several of them for streams that were then concatenated."""
+    node = value.producer()
+    if node is not None and node.op_type == "Concat":
+        return any(operand is not None and _is_prepared(operand) for operand in node.inputs)
+    return node is not None and is_rotary_node(node)
 
 
 def insert(replacement: Replacement, graph: ir.Graph) -> tuple[str, ...]:

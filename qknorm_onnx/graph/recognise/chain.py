@@ -7,12 +7,26 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match import CacheAppend, Chain, Declined, Factor, Layout, Located, Norm, Offset, Repeat, Rotary, Step
+from qknorm_onnx.graph.match import (
+    CacheAppend,
+    Chain,
+    Declined,
+    Factor,
+    Layout,
+    Located,
+    Norm,
+    Offset,
+    Repeat,
+    Rotary,
+    Step,
+    Streams,
+)
 from qknorm_onnx.graph.recognise.cache import read_cache_append
 from qknorm_onnx.graph.recognise.constants import constant, input_of, producer
 from qknorm_onnx.graph.recognise.layout import dims_of, read_expanded_heads, same_size, step_back
 from qknorm_onnx.graph.recognise.norm import aligned, read_norm
 from qknorm_onnx.graph.recognise.rotary import read_rotary
+from qknorm_onnx.graph.recognise.streams import read_streams
 
 MAX_STEPS = 64
 Steps = tuple[Step, ...]
@@ -51,6 +65,8 @@ def _walk(start: Located, readers: tuple[OpenReader, ...]) -> Chain:
         if found is not None:
             steps = (*steps, *found)
             here = found[-1].source
+            if isinstance(found[-1].fragment, Streams):
+                break
         else:
             before = step_back(here)
             if before is None:
@@ -69,6 +85,12 @@ def read_repeat(located: Located) -> Steps | Declined | None:
 def read_cached(located: Located) -> Steps | Declined | None:
     """A cache in front of new keys or values."""
     found = read_cache_append(located)
+    return (Step(*found),) if found is not None else None
+
+
+def read_joined(located: Located) -> Steps | Declined | None:
+    """Streams with norms of their own."""
+    found = read_streams(located, read_prepared)
     return (Step(*found),) if found is not None else None
 
 
@@ -111,6 +133,7 @@ def read_offset(located: Located) -> Steps | Declined | None:
 PREPARED_READERS = (
     OpenReader(read_repeat, (Repeat,)),
     OpenReader(read_cached, (CacheAppend,)),
+    OpenReader(read_joined, (Norm,)),
     OpenReader(read_norm, (Norm,)),
     OpenReader(read_rotated, (Rotary,)),
     OpenReader(read_factor, (Norm,)),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match import Dim, Layout, Located, Repeat
-from qknorm_onnx.graph.recognise.constants import attribute_or_input, input_of, integers, producer, rank_of
+from qknorm_onnx.graph.recognise.constants import attribute_int, attribute_or_input, input_of, integers, producer, rank_of
 
 LayoutReader = Callable[[Located, ir.Node], Located | None]
 
@@ -143,15 +143,49 @@ def _expand(located: Located, node: ir.Node) -> Located | None:
 
 
 def _split(located: Located, node: ir.Node) -> Located | None:
-    """A Split into one part."""
-    return _same(located, node) if len(node.outputs) == 1 else None
+    """A Split into one part, or one of several parts of size 1."""
+    if len(node.outputs) == 1:
+        return _same(located, node)
+    axis = attribute_int(node, "axis", 0) % len(located.layout)
+    index = located.value.index()
+    dims = dims_of(node.inputs[0]) if node.inputs[0] is not None else None
+    if dims is None or dims[axis] != len(node.outputs) or index is None or located.layout[axis]:
+        return None
+    return _picked(located, node.inputs[0], axis, index, replace=True)
 
 
 def _slice(located: Located, node: ir.Node) -> Located | None:
-    """A Slice that cuts nothing off."""
-    starts, steps = integers(input_of(node, 1)), input_of(node, 4)
-    full = starts is not None and set(starts) == {0} and (steps is None or set(integers(steps) or (0,)) == {1})
-    return _expand(located, node) if full else None
+    """A Slice that cuts nothing off, or that takes one index of an axis."""
+    starts, ends, axes = (integers(input_of(node, index)) for index in (1, 2, 3))
+    steps = integers(input_of(node, 4)) if input_of(node, 4) is not None else (1,)
+    if starts is None or steps is None or set(steps) != {1}:
+        return None
+    unchanged = _expand(located, node) if set(starts) == {0} else None
+    if unchanged is not None:
+        return unchanged
+    if ends is None or axes is None or len(axes) != 1 or ends[0] != starts[0] + 1 or starts[0] < 0:
+        return None
+    axis = axes[0] % len(located.layout)
+    return None if located.layout[axis] else _picked(located, node.inputs[0], axis, starts[0], replace=True)
+
+
+def _gather(located: Located, node: ir.Node) -> Located | None:
+    """A Gather of one index, which takes the axis away."""
+    index = integers(input_of(node, 1))
+    rank = rank_of(node.inputs[0]) if node.inputs[0] is not None else None
+    if index is None or len(index) != 1 or rank != len(located.layout) + 1 or index[0] < 0:
+        return None
+    return _picked(located, node.inputs[0], attribute_int(node, "axis", 0) % rank, index[0], replace=False)
+
+
+def _picked(located: Located, source: ir.Value | None, axis: int, index: int, *, replace: bool) -> Located | None:
+    """The tensor of which `located` is index `index` of `axis`: that axis gets the index for its name."""
+    letter = str(index)
+    dims = dims_of(source) if source is not None else None
+    if source is None or dims is None or len(letter) > 1 or letter in letters_of(located.layout):
+        return None
+    rest = located.layout[axis + 1 :] if replace else located.layout[axis:]
+    return Located(source, (*located.layout[:axis], letter, *rest), {**located.sizes, letter: dims[axis]})
 
 
 LAYOUT_READERS: dict[str, LayoutReader] = {
@@ -165,6 +199,7 @@ LAYOUT_READERS: dict[str, LayoutReader] = {
     "Expand": _expand,
     "Split": _split,
     "Slice": _slice,
+    "Gather": _gather,
 }
 
 

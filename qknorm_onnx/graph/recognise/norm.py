@@ -13,6 +13,7 @@ import onnx_ir as ir
 from qknorm_onnx.graph.match import Declined, Factor, Layout, Located, Norm, Offset, Parameter, Step
 from qknorm_onnx.graph.recognise.constants import attribute_float, attribute_int, attribute_or_input, input_of, producer, rank_of
 from qknorm_onnx.graph.recognise.layout import letters_of
+from qknorm_onnx.graph.recognise.norm_groups import read_group_norm, read_instance_norm, read_norm_of_each_head
 from qknorm_onnx.graph.recognise.row_size import RowSize, read_inverse_size, read_size, same_row
 from qknorm_onnx.spec.qk_norm_spec import NormAxis, NormKind
 
@@ -77,7 +78,13 @@ def read_quotient(located: Located) -> tuple[Step, ...] | Declined | None:
     return None
 
 
-NORM_READERS: tuple[NormReader, ...] = (read_operator, read_quotient)
+NORM_READERS: tuple[NormReader, ...] = (
+    read_operator,
+    read_quotient,
+    read_group_norm,
+    read_instance_norm,
+    read_norm_of_each_head,
+)
 
 
 def aligned(operand: ir.Value, layout: Layout) -> Parameter:

@@ -23,12 +23,13 @@ from qknorm_onnx.graph.match import (
     Rotary,
     Side,
     Step,
+    Streams,
 )
 from qknorm_onnx.graph.recognise.constants import number
 from qknorm_onnx.graph.recognise.layout import letters_of
 from qknorm_onnx.spec.qk_norm_spec import NormWeightOrder, QKNormRotarySpec, RotaryOrder, RotarySpec
 
-FragmentT = TypeVar("FragmentT", CacheAppend, Norm, Offset, Repeat, Rotary)
+FragmentT = TypeVar("FragmentT", CacheAppend, Norm, Offset, Repeat, Rotary, Streams)
 NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -57,6 +58,9 @@ def read_side(chain: Chain, side: Side, *, keep_keys: bool = False) -> PreparedS
     weight, scale, factor = sorted_factors
     norm, rotary = _first(steps, Norm), _first(steps, Rotary)
     bias = _first(steps, Offset)
+    parts = _parts(_first(steps, Streams), side)
+    if isinstance(parts, Declined):
+        return parts
     if norm is not None:
         weight = Gain(weight.factors, weight.number * norm.weight_factor)
     elif not weight.trivial:
@@ -64,6 +68,8 @@ def read_side(chain: Chain, side: Side, *, keep_keys: bool = False) -> PreparedS
     heads = source.static("H")
     if heads is None:
         return Declined("the number of its heads is not fixed", chain.start.value.producer())
+    if any(len(letters) > 1 and any(letter.isdigit() for letter in letters) for letters in source.layout):
+        return Declined("it takes its heads out of an axis that was merged with others", source.value.producer())
     spec = QKNormRotarySpec(
         num_heads=heads,
         kind=norm.kind if norm is not None else "none",
@@ -75,21 +81,46 @@ def read_side(chain: Chain, side: Side, *, keep_keys: bool = False) -> PreparedS
         rotary=_rotary_spec(rotary, order),
     )
     preparation = Preparation(
-        source=source, spec=spec, weight=weight, bias=bias.parameter if bias is not None else None, scale=scale, rotary=rotary
+        source=source,
+        spec=spec,
+        weight=weight,
+        bias=bias.parameter if bias is not None else None,
+        scale=scale,
+        rotary=rotary,
+        parts=tuple(part.preparation for part in parts),
     )
     repeat = _first(steps, Repeat)
     return PreparedSide(
         preparation=preparation,
-        number=factor,
+        number=factor * (parts[0].number if parts else 1.0),
         repeat=repeat.count if repeat is not None else 1,
         cache=_first(steps, CacheAppend),
         norm=norm,
     )
 
 
+def _parts(streams: Streams | None, side: Side) -> tuple[PreparedSide, ...] | Declined:
+    """The streams' own preparations; numbers in them must be equal, to become the scale."""
+    if streams is None:
+        return ()
+    parts: list[PreparedSide] = []
+    for chain in streams.chains:
+        part = read_side(chain, side)
+        if isinstance(part, Declined):
+            return part
+        if part.repeat != 1 or part.cache is not None or not part.preparation.scale.trivial:
+            return Declined("its streams are repeated, cached or scaled each on its own", streams.node)
+        parts.append(part)
+    if len({part.number for part in parts}) > 1:
+        return Declined("its streams are scaled differently", streams.node)
+    return tuple(parts)
+
+
 def _relevant(chain: Chain) -> tuple[Step, ...]:
     """The steps that belong to the attention: up to the norm and a rotary behind it, or without a norm up to the first offset."""
     kinds = [type(step.fragment) for step in chain.steps]
+    if Streams in kinds:
+        return chain.steps
     if Norm in kinds:
         end = kinds.index(Norm) + 1
         if end < len(kinds) and Rotary not in kinds[:end] and Rotary in kinds[end:]:
@@ -176,6 +207,8 @@ def _sort_factors(steps: Sequence[Step], side: Side, *, keep_in_weight: bool) ->
 def _place(factor: Factor, side: Side, *, normalised: bool, between: bool, shifted: bool) -> str | Declined:
     """Whether a tensor is part of the norm's weight or a factor of the finished queries."""
     letters = set(letters_of(factor.parameter.layout))
+    if letters & set("0123456789"):
+        return Declined("it is multiplied by a factor that is not the same for all attentions of the tensor", factor.node)
     if side == "query" and (letters & {"B", "S"} or not normalised):
         return "scale"
     if letters & {"B", "S"}:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import onnx_ir as ir
+
 from qknorm_onnx.graph.match import (
     CacheAppend,
     Chain,
@@ -31,30 +33,48 @@ def recognise_attention(core: Core, masks: MaskContext) -> Recognition:
     name = attention_name(core)
     chains = read_prepared(core.query), read_prepared(core.key)
     problem = next((found for chain in chains if (found := _unread_norm(chain)) is not None), None)
-    if all(chain.norm is None for chain in chains):
+    if not any(chain.normalised for chain in chains):
         return problem if problem is not None else Plain(name)
     if problem is not None:
         return problem
     query, key = read_side(chains[0], "query"), read_side(chains[1], "key")
     if isinstance(query, Declined) or isinstance(key, Declined):
         return query if isinstance(query, Declined) else key  # type: ignore[return-value]
-    return _compose(name, core, query, key, masks)
+    values = read_values(core.value)
+    return _compose(name, core, query, key, values, masks, keys_as_values=_are_prepared_keys(values, chains[1]))
+
+
+def _are_prepared_keys(values: Chain, keys: Chain) -> bool:
+    """Whether v is k itself, norm and rotary embedding included."""
+    steps = [step.source.value for step in keys.steps if not isinstance(step.fragment, Repeat)]
+    prepared: set[ir.Value] = set()
+    for item in keys.path:
+        if item.value in steps:
+            break
+        prepared.add(item.value)
+    return any(item.value in prepared for item in values.path)
 
 
 def _unread_norm(chain: Chain) -> Declined | None:
-    """A chain that ends without a norm, although something like one lies further back."""
+    """A chain (or a stream of it) that ends without a norm, although something like one lies further back."""
     if chain.norm is not None:
         return None
+    if chain.streams is not None:
+        return next((found for part in chain.streams.chains if (found := _unread_norm(part)) is not None), None)
     found = norm_behind(chain.path[-1].value)
-    if found is None:
-        return chain.stop
-    if chain.stop is not None:
-        return chain.stop
-    return found
+    return chain.stop if chain.stop is not None else found
 
 
-def _compose(name: str, core: Core, query: PreparedSide, key: PreparedSide, masks: MaskContext) -> Recognition:
-    values = read_values(core.value)
+def _compose(
+    name: str,
+    core: Core,
+    query: PreparedSide,
+    key: PreparedSide,
+    values: Chain,
+    masks: MaskContext,
+    *,
+    keys_as_values: bool,
+) -> Recognition:
     value_repeat = next((fragment.count for fragment in values.fragments() if isinstance(fragment, Repeat)), 1)
     if value_repeat != key.repeat or query.repeat != 1:
         return Declined("its queries, keys and values are repeated differently", core.node)
@@ -62,7 +82,7 @@ def _compose(name: str, core: Core, query: PreparedSide, key: PreparedSide, mask
     if isinstance(caches, Declined):
         return caches
     visibility = read_visibility(core, masks, cached=caches is not None)
-    apart = not _one_preparation(query.preparation, key.preparation)
+    apart = keys_as_values or not _one_preparation(query.preparation, key.preparation)
     try:
         spec = _spec(core, query, key, visibility, apart=apart)
     except SpecError as error:
@@ -73,7 +93,7 @@ def _compose(name: str, core: Core, query: PreparedSide, key: PreparedSide, mask
         spec=spec,
         query=_with_score_factors(query.preparation, core),
         key=key.preparation,
-        value=projected(values, values.steps),
+        value=None if keys_as_values else projected(values, values.steps),
         visibility=visibility,
         caches=caches,
         prepared_apart=apart,
@@ -94,7 +114,8 @@ def _one_preparation(query: Preparation, key: Preparation) -> bool:
     """Whether one node can prepare both: same kind of statistics, same rotary with the same tables."""
     q, k = query.spec, key.spec
     if q.kind != "none" and k.kind != "none":
-        if (q.axis, q.groups, q.epsilon_mode, q.weight_order) != (k.axis, k.groups, k.epsilon_mode, k.weight_order):
+        one_axis = q.axis == k.axis or 1 in (q.num_heads, k.num_heads)
+        if not one_axis or (q.groups, q.epsilon_mode, q.weight_order) != (k.groups, k.epsilon_mode, k.weight_order):
             return False
         if q.rotary.order != k.rotary.order:
             return False
@@ -122,7 +143,7 @@ def _spec(core: Core, query: PreparedSide, key: PreparedSide, visibility: Visibi
     if apart:
         return QKNormSpec(attention=attention)
     q, k = query.preparation.spec, key.preparation.spec
-    leading = q if q.kind != "none" else k
+    leading = q if q.kind != "none" and (q.num_heads > 1 or k.kind == "none") else k
     norm = NormSpec(
         q_kind=q.kind,
         k_kind=k.kind,
