@@ -43,7 +43,8 @@ def _raise_value(value: ir.Value) -> None:
 
 def _raise_node(node: ir.Node, opset: int) -> None:
     for name, attribute in list(node.attributes.items()):
-        if name in TYPE_ATTRIBUTES and node.op_type != "BitCast" and attribute.as_int() in _NARROW:
+        is_type = name in TYPE_ATTRIBUTES and node.op_type != "BitCast" and attribute.type == ir.AttributeType.INT
+        if is_type and attribute.as_int() in _NARROW:
             node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.DOUBLE))
         elif attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in _NARROW:
             node.attributes[name] = ir.AttrTensor(name, converted_tensor(attribute.as_tensor(), ir.DataType.DOUBLE))
