@@ -203,13 +203,15 @@ class Bias:
     """One thing that is added to the logits, or a boolean that hides keys (`negated`: where it is True).
 
     `fill` is what hidden logits are replaced by. `axes`: for each axis of the logits' mask the axis of `value` that lies
-    there, None where it does not vary; absent where `value` can be broadcast as it is.
+    there, None where it does not vary; absent where `value` can be broadcast as it is. `windows`: `value` is (1, W, 1, S, T),
+    one mask for each of the W windows that the batch consists of (B = images * W, windows innermost).
     """
 
     value: ir.Value
     negated: bool = False
     fill: float | None = None
     axes: tuple[int | None, ...] | None = None
+    windows: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -70,10 +70,12 @@ def head_vector(builder: NodeBuilder, parameter: Parameter) -> ir.Value:
     return builder.reshape(parameter.value, [-1], [_sizes(parameter).get("H", 1)])
 
 
-def combined_bias(builder: NodeBuilder, biases: Sequence[Bias], dtype: ir.DataType | None) -> ir.Value | None:
+def combined_bias(builder: NodeBuilder, biases: Sequence[Bias], query: ir.Value) -> ir.Value | None:
     """All masks as one: boolean if all of them hide keys for good, else a float that is added to the logits."""
     if not biases:
         return None
+    dtype = query.dtype
+    biases = [_for_each_window(builder, bias, query) if bias.windows else bias for bias in biases]
     as_bool = all(bias.value.dtype == ir.DataType.BOOL and bias.fill in (None, float("-inf")) for bias in biases)
     masks = [_visible(builder, bias) if as_bool else _added(builder, bias, dtype) for bias in biases]
     total = masks[0]
@@ -188,6 +190,25 @@ def _expanded(builder: NodeBuilder, grid: ir.Value, heads: int, size: int) -> ir
     if grid.shape is not None and list(grid.shape) in ([heads, size], [heads * size]):
         return grid
     return builder.apply("Expand", [grid, builder.integers([heads, size], "shape")], dims=[heads, size])
+
+
+def _for_each_window(builder: NodeBuilder, bias: Bias, query: ir.Value) -> Bias:
+    """Masks of W windows, repeated for each image of the batch: (1, W, 1, S, T) as (B, 1, S, T)."""
+    _, windows, _, rows, columns = shape_of(bias.value)
+    bounds = [ir.AttrInt64("start", 0), ir.AttrInt64("end", 1)]
+    batch = builder.apply("Shape", [query], dims=[1], attributes=bounds, dtype=ir.DataType.INT64)
+    images = builder.apply("Div", [batch, builder.integers([bias.windows], "windows")], dims=[1])
+    ones = builder.integers([1, 1, 1, 1], "ones")
+    target = builder.apply("Concat", [images, ones], dims=[5], attributes=[ir.AttrInt64("axis", 0)])
+    unknown = ir.SymbolicDim(None)
+    every = builder.apply("Expand", [bias.value, target], dims=[unknown, windows, 1, rows, columns])
+    flat = builder.reshape(every, [-1, 1, *_static(rows, columns)], [shape_of(query)[0], 1, rows, columns])
+    return Bias(flat, bias.negated, bias.fill)
+
+
+def _static(*dims: Dim) -> list[int]:
+    assert all(isinstance(dim, int) for dim in dims), "windows have a fixed size"
+    return [dim for dim in dims if isinstance(dim, int)]
 
 
 def _in_place(builder: NodeBuilder, bias: Bias) -> ir.Value:

@@ -145,7 +145,7 @@ def _attention_inputs(
         q_scale=query_factor(builder, match.query.scale),
         cos=tables[0],
         sin=tables[1],
-        attention_bias=combined_bias(builder, match.visibility.biases, query.dtype),
+        attention_bias=combined_bias(builder, match.visibility.biases, query),
         head_sink=head_vector(builder, match.core.sink) if match.core.sink is not None else None,
         past_key=past[0].past.value if past[0] is not None else None,
         past_value=past[1].past.value if past[1] is not None else None,

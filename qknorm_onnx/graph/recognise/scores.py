@@ -11,6 +11,7 @@ import onnx_ir as ir
 from qknorm_onnx.graph.match import Bias, Declined, Factor, Parameter
 from qknorm_onnx.graph.recognise.constants import constant, input_of, number, producer
 from qknorm_onnx.graph.recognise.norm import aligned
+from qknorm_onnx.graph.recognise.score_windows import read_window_masks
 from qknorm_onnx.graph.recognise.sinks import read_sink_column
 
 MAX_STEPS = 24
@@ -215,6 +216,15 @@ def read_sinks(node: ir.Node) -> ScoreStep | None:
     return ScoreStep(source, lambda scores: dataclasses.replace(scores, sink=sink))
 
 
+def read_windows(node: ir.Node) -> ScoreStep | None:
+    """Masks of windows."""
+    found = read_window_masks(node)
+    if found is None:
+        return None
+    source, masks = found
+    return ScoreStep(source, lambda scores: dataclasses.replace(scores, biases=(*scores.biases, *masks)))
+
+
 SCORE_READERS: tuple[ScoreReader, ...] = (
     read_same,
     read_softcap,
@@ -223,4 +233,5 @@ SCORE_READERS: tuple[ScoreReader, ...] = (
     read_scaled,
     read_clamped,
     read_sinks,
+    read_windows,
 )

@@ -12,6 +12,9 @@ def read_visibility(core: Core, masks: MaskContext, *, cached: bool) -> Visibili
     """Everything that is added to the logits of `core` or hides keys. `cached`: the queries stand behind past keys."""
     visibility = Visibility(is_causal=core.is_causal)
     for bias in core.biases:
+        if bias.windows:
+            visibility = dataclasses.replace(visibility, biases=(*visibility.biases, bias))
+            continue
         fragment = recognise_mask(
             bias.value,
             context=masks,
