@@ -8,6 +8,7 @@ from typing import Final
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from qknorm_onnx.cli.options import json_option
@@ -29,6 +30,6 @@ def command(as_json: bool) -> int:
         table = Table("what", "state", "detail")
         for finding in findings:
             detail = f"{finding.detail}\n{finding.mend}" if finding.mend else finding.detail
-            table.add_row(finding.name, MARKS[finding.state], detail)
-        Console().print(table, markup=True)
+            table.add_row(finding.name, MARKS[finding.state], escape(detail))
+        Console().print(table)
     return 0 if healthy else 1

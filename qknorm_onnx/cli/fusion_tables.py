@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from qknorm_onnx.graph.report import FusionReport
@@ -40,19 +41,20 @@ def print_report(console: Console, report: FusionReport, *, fused_word: str = "f
     table = Table("attention", "state", "what it is, or why not", title="QK-Norm attention", title_justify="left")
     for item in report.fused:
         detail = one_line(item.spec) + (f"\n{item.note}" if item.note else "")
-        table.add_row(item.name, f"[green]{fused_word}[/] ({item.target})", detail)
+        table.add_row(escape(item.name), f"[green]{fused_word}[/] ({item.target})", escape(detail))
     for miss in report.declined:
         hint = f"\n{miss.hint}" if miss.hint else ""
-        table.add_row(miss.name, "[yellow]declined[/]", f"{miss.reason}\nat {miss.node}{hint}")
+        table.add_row(escape(miss.name), "[yellow]declined[/]", escape(f"{miss.reason}\nat {miss.node}{hint}"))
     for refusal in report.refused:
-        table.add_row(refusal.name, "[red]refused[/]", f"{refusal.reason} (largest difference {refusal.max_difference:.2g})")
+        detail = f"{refusal.reason} (largest difference {refusal.max_difference:.2g})"
+        table.add_row(escape(refusal.name), "[red]refused[/]", escape(detail))
     for name in report.plain:
-        table.add_row(name, "plain", "queries and keys are not normalised")
+        table.add_row(escape(name), "plain", "queries and keys are not normalised")
     if table.row_count:
         console.print(table)
     console.print(summary(report, fused_word=fused_word), highlight=False)
     for note in report.notes:
-        console.print(f"note: {note}", highlight=False)
+        console.print(f"note: {note}", highlight=False, markup=False)
 
 
 def summary(report: FusionReport, *, fused_word: str = "fused") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from qknorm_onnx.spec.one_line import one_line
 from qknorm_onnx.spec.qk_norm_spec import QKNormSpec
 
 
@@ -17,6 +18,9 @@ class FusedAttention:
     source_nodes: tuple[str, ...] = ()
     note: str = ""  # e.g. why the asked-for target could not serve it, or `unverified` and why
 
+    def __str__(self) -> str:
+        return f"{self.name}: {one_line(self.spec)}"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Declined:
@@ -27,6 +31,9 @@ class Declined:
     node: str
     hint: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.name}: declined at {self.node}: {self.reason}"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Refused:
@@ -35,6 +42,9 @@ class Refused:
     name: str
     reason: str
     max_difference: float
+
+    def __str__(self) -> str:
+        return f"{self.name}: refused: {self.reason} (largest difference {self.max_difference:.2g})"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
