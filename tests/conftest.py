@@ -15,6 +15,9 @@ ZOO_PATH = REPO_ROOT.parent / "shared" / "zoo" / "zoo.py"
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
+# The tests of the CUDA kernels run them in Triton's interpreter, which must be chosen before anything imports Triton.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # In CI a run is repeatable; at home every run tries other examples.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("searching", deadline=None)
