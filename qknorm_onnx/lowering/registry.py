@@ -82,7 +82,7 @@ def _lower_node(node: ir.Node, taken: set[str], *, target: str, provider: str, o
     request = LoweringRequest(spec=spec, inputs=present, signature=signature, opset=opset, provider=provider)
     refusals: list[str] = []
     for candidate in _chain(target):
-        refusal = _refusal(candidate, spec, opset)
+        refusal = _refusal(candidate, spec, opset, converted=candidate.name == target)
         if refusal is None and candidate.emit is None:
             note = kernel_note(node.op_type, signature.inputs[0].dtype if signature.inputs[0] else None, provider)
             return LoweringOutcome(name=name, target=candidate.name, note=note)
@@ -97,12 +97,13 @@ def _lower_node(node: ir.Node, taken: set[str], *, target: str, provider: str, o
     raise SpecError(f"node {name!r} cannot be lowered: {'; '.join(refusals)}")
 
 
-def _refusal(target: Target, spec: Spec, opset: int) -> str | None:
+def _refusal(target: Target, spec: Spec, opset: int, *, converted: bool) -> str | None:
     unknown = unknown_fields(spec, target.known_fields)
     if unknown:
         return f"it does not know {', '.join(unknown)}"
     if opset < target.minimum_opset:
-        return f"it needs opset {target.minimum_opset}, and the model of opset {opset} could not be converted"
+        tried = " and could not be converted" if converted else ""
+        return f"it needs opset {target.minimum_opset}, the model has {opset}{tried}"
     return None
 
 

@@ -54,21 +54,23 @@ def norm_refusal(spec: QKNormRotarySpec, head_size: Dim) -> str:
     return "" if isinstance(head_size, int) else "a standard norm without gain needs the head size as a number"
 
 
-def rotary_refusal(spec: RotarySpec, signature: BodySignature, *, head_size: Dim, compute: ir.DataType) -> str:
-    """Why RotaryEmbedding is not this rotary; empty where it is, or where nothing is rotated."""
-    if spec.order == "none":
-        return ""
-    cos = signature["cos"]
-    assert cos is not None, "the node was checked: a rotary has tables"
+def rotary_refusal(spec: RotarySpec, cos: ir.Value, sin: ir.Value, *, head_size: Dim, compute: ir.DataType) -> str:
+    """Why RotaryEmbedding is not this rotary; empty where it is."""
     if compute == ir.DataType.DOUBLE:
         return "RotaryEmbedding has no float64"
     if spec.offset or spec.sections != 1:
         return "RotaryEmbedding has neither an offset nor sections"
-    if cos.rank not in (2, 3):
+    if not all(_serves_all_heads(table) for table in (cos, sin)):
         return "RotaryEmbedding has no tables per head"
-    if cos.last_dim is None or 2 * cos.last_dim != rotary_size(spec, head_size):
+    size = rotary_size(spec, head_size)
+    if any(table.shape is None or table.shape[-1] != size // 2 for table in (cos, sin)):
         return "RotaryEmbedding has one factor per pair, and the two halves of these tables may differ"
     return ""
+
+
+def _serves_all_heads(table: ir.Value) -> bool:
+    """Whether the table is (S, W), (B, S, W) or (B, 1, S, W)."""
+    return table.shape is not None and (table.shape.rank() < 4 or table.shape[1] == 1)
 
 
 def standard_tables(
@@ -83,13 +85,18 @@ def standard_tables(
     compute: ir.DataType,
 ) -> StandardTables:
     """The tables, for the operator where it fits, else for plain operators. `batch` is the batch size, one int64."""
-    reason = rotary_refusal(spec, signature, head_size=head_size, compute=compute)
+    reason = rotary_refusal(spec, cos, sin, head_size=head_size, compute=compute)
     if reason:
         plain = make_tables(body, spec, cos, sin, signature=signature, head_size=head_size, compute=compute)
         return StandardTables(decomposed=plain, reason=reason)
     # Tables of batch size 1 are refused at run time for a larger batch: they are repeated for each row.
     shape = body.op("Concat", batch, body.ints(1, 1), name="table_shape", axis=0)
-    by_row = [body.op("Expand", body.cast(table, compute), shape, name=name) for name, table in (("cos", cos), ("sin", sin))]
+    by_row = []
+    for name, table in (("cos", cos), ("sin", sin)):
+        given, row = signature[name], body.cast(table, compute)
+        if given is not None and given.rank == 4:
+            row = body.op("Squeeze", row, body.ints(1), name=f"{name}_bsr")
+        by_row.append(body.op("Expand", row, shape, name=f"{name}_by_row"))
     return StandardTables(cos_bsr=by_row[0], sin_bsr=by_row[1])
 
 

@@ -15,6 +15,7 @@ from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.known_fields import BODY_FIELDS
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.graph.qk_norm_node import RotaryInputs, make_rotary_node
+from qknorm_onnx.lowering import custom_op
 from qknorm_onnx.lowering.lower_pass import LowerPass
 from qknorm_onnx.lowering.registry import TARGETS, UnknownTargetError, lower
 from qknorm_onnx.lowering.target import Emitted, Target
@@ -96,6 +97,18 @@ def test_a_qwen3_attention_becomes_the_five_standard_operators():
     assert not over_budget([wider], run_ort(model, feeds_of(model, [wider], "float32")), "float32")
 
 
+def test_tables_for_all_heads_may_have_a_heads_axis():
+    rotary = RotarySpec(order="after_norm")
+    found = case("four-axes", rotary=rotary, inputs=(*norm_gains(), *tables("(1, 1, S, R/2)")))
+    model = model_of([found], "float32", opset=23)
+    for value in model.graph.inputs:
+        if value.name.endswith(("cos", "sin")):
+            value.shape = ir.Shape([None, 1, None, 4])
+    (outcome,) = lower(model, target="onnx", provider="cpu")
+    assert outcome.note == "" and operators(model)["RotaryEmbedding"] == 2
+    assert not over_budget([found], run_ort(model, feeds_of(model, [found], "float32")), "float32")
+
+
 PARTLY_PLAIN = {
     "kind l2": {"norm": NormSpec(q_kind="l2", k_kind="l2", epsilon_mode="clamp", q_epsilon=1e-6)},
     "epsilon_mode clamp": {"norm": NormSpec(q_kind="rms", k_kind="rms", epsilon_mode="clamp", q_epsilon=1e-6)},
@@ -147,16 +160,17 @@ def test_a_model_that_cannot_be_raised_stays_and_says_so():
     outcomes = lower(model, target="onnx", provider="cpu")
     assert model.opset_imports[""] == 18
     assert outcomes[0].target == "primitive"
-    assert "needs opset 23" in outcomes[0].note
+    assert outcomes[0].note == "not onnx: it needs opset 23, the model has 18 and could not be converted"
 
 
-def test_custom_op_keeps_the_node_and_its_body_and_says_where_no_kernel_is():
-    cases = [case("kept", inputs=norm_gains())]
-    for dtype in ("float32", "float16"):
-        model, (outcome,) = lowered(cases, "custom-op", dtype, opset=18)
-        assert outcome.target == "custom-op"
-        assert operators(model) == {"ai.qknorm::QKNormAttention": 1}
-        assert len(model.functions) == 1
+@pytest.mark.parametrize(("dtype", "native"), [("float32", True), ("float16", False)])
+def test_custom_op_keeps_the_node_and_its_body_and_says_where_no_kernel_is(dtype, native, monkeypatch):
+    monkeypatch.setattr(custom_op, "KERNEL_DTYPES", {("QKNormAttention", "cpu"): ("float32", "float64")})
+    model, (outcome,) = lowered([case("kept", inputs=norm_gains())], "custom-op", dtype, opset=18)
+    assert (outcome.name, outcome.target) == ("kept", "custom-op")
+    assert outcome.note == ("" if native else "no native cpu kernel for float16: runs as its function body")
+    assert operators(model) == {"ai.qknorm::QKNormAttention": 1}
+    assert len(model.functions) == 1
 
 
 def test_ort_is_refused_by_name_and_falls_to_the_next_target():
