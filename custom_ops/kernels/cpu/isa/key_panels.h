@@ -81,6 +81,7 @@ class KeyPanels {
 
  private:
   static constexpr int64_t kSlack = 8192;
+  static constexpr int64_t kRowsAhead = 6;
 
   void key_row(int64_t batch, int64_t kv_head, int64_t key, C* scratch, C* row) const {
     const int64_t past = past_length(p_, batch);
@@ -89,6 +90,7 @@ class KeyPanels {
       read_row(p_.dtype, element(p_.past_key, p_.dtype, (pair * p_.past_rows + key) * p_.head_size), p_.head_size, row);
       return;
     }
+    keys_.prefetch(batch, kv_head, key - past + kRowsAhead);
     keys_.prepare(batch, kv_head, key - past, C(1), scratch, row);
     if (p_.present_key != nullptr) {
       write_row(p_.dtype, row, p_.head_size,
@@ -108,19 +110,32 @@ class KeyPanels {
     } else {
       const int64_t token = batch * p_.num_new_keys + key - past;
       from = element(p_.value, p_.dtype, (token * p_.kv_heads + kv_head) * size);
+      if (key + kRowsAhead < past + p_.num_new_keys) prefetch_row(from, kRowsAhead * p_.kv_heads * size);
       if (p_.present_value != nullptr) {
         const int64_t bytes = size * storage_size(p_.dtype);
         __builtin_memcpy(element(p_.present_value, p_.dtype, (pair * p_.total_rows + key) * size), from,
                          static_cast<size_t>(bytes));
       }
     }
-    for (int64_t i = size; i < value_panels_ * columns; ++i) scratch[i] = 0;
-    read_row(p_.dtype, from, size, scratch);
+    const C* row = scratch;
+    if (p_.dtype == dtype_of<C>() && size % columns == 0) {
+      row = static_cast<const C*>(from);
+    } else {
+      for (int64_t i = size; i < value_panels_ * columns; ++i) scratch[i] = 0;
+      read_row(p_.dtype, from, size, scratch);
+    }
     for (int64_t panel = 0; panel < value_panels_; ++panel) {
       C* to = out + panel * kTileKeys * columns;
-      store(to, load(scratch + panel * columns));
-      store(to + kLanes<C>, load(scratch + panel * columns + kLanes<C>));
+      store(to, load(row + panel * columns));
+      store(to + kLanes<C>, load(row + panel * columns + kLanes<C>));
     }
+  }
+
+  // `ahead` in elements; the row there exists.
+  void prefetch_row(const void* from, int64_t ahead) const {
+    const char* row = static_cast<const char*>(element(from, p_.dtype, ahead));
+    const int64_t bytes = p_.value_size * storage_size(p_.dtype);
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
   }
 
   const AttentionProblem& p_;

@@ -32,19 +32,27 @@ QKNORM_INLINE C mean_of(const C* x, int64_t count) {
   return rough + sum_of(x, count, rough) / static_cast<C>(count);
 }
 
-// Sum of (x - mean)^2.
+// Sum of (x - mean)^2; four partial sums, or each step would wait for the one before.
 template <class C>
 QKNORM_INLINE C sum_of_squares(const C* x, int64_t count, C mean) {
-  Vector<C> sums = {};
+  constexpr int kParts = 4;
+  Vector<C> sums[kParts] = {};
   const Vector<C> means = broadcast(mean);
   C tail = 0;
   int64_t i = 0;
+  for (; i + kParts * kLanes<C> <= count; i += kParts * kLanes<C>) {
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+      const Vector<C> centred = load(x + i + part * kLanes<C>) - means;
+      sums[part] += centred * centred;
+    }
+  }
   for (; i + kLanes<C> <= count; i += kLanes<C>) {
     const Vector<C> centred = load(x + i) - means;
-    sums += centred * centred;
+    sums[0] += centred * centred;
   }
   for (; i < count; ++i) tail += (x[i] - mean) * (x[i] - mean);
-  return sum_lanes<C>(sums) + tail;
+  return sum_lanes<C>((sums[0] + sums[1]) + (sums[2] + sums[3])) + tail;
 }
 
 // A root of a sum of squares (l2) or mean of squares, from parts that neither overflow nor vanish.
@@ -103,14 +111,15 @@ QKNORM_INLINE NormStatistics norm_statistics(const PreparationPlan& plan, const 
   return statistics_of_sums(plan, x, count, static_cast<double>(mean), sum_of_squares(x, count, mean));
 }
 
-// x = (x - mean) * factor.
+// out = (x - mean) * factor * weight; `weight` NULL: 1. `out` may be x.
 template <class C>
-QKNORM_INLINE void apply_statistics(const NormStatistics& statistics, C* x, int64_t count) {
+QKNORM_INLINE void apply_statistics(const NormStatistics& statistics, const C* x, const C* weight, int64_t count,
+                                    C* out) {
   constexpr double limit = sizeof(C) == 4 ? 1e36 : 1.7e308;
   const C mean = static_cast<C>(statistics.mean);
-  if (!(statistics.factor < limit)) {
+  if (!(__builtin_fabs(statistics.factor) < limit)) {  // tiny rows without an epsilon
     for (int64_t i = 0; i < count; ++i) {
-      x[i] = static_cast<C>(static_cast<double>(x[i] - mean) * statistics.factor);
+      out[i] = static_cast<C>(static_cast<double>(x[i] - mean) * statistics.factor) * (weight ? weight[i] : C(1));
     }
     return;
   }
@@ -118,8 +127,13 @@ QKNORM_INLINE void apply_statistics(const NormStatistics& statistics, C* x, int6
   const Vector<C> means = broadcast(mean);
   const Vector<C> factors = broadcast(factor);
   int64_t i = 0;
-  for (; i + kLanes<C> <= count; i += kLanes<C>) store(x + i, (load(x + i) - means) * factors);
-  for (; i < count; ++i) x[i] = (x[i] - mean) * factor;
+  if (weight != nullptr) {
+    for (; i + kLanes<C> <= count; i += kLanes<C>) store(out + i, (load(x + i) - means) * factors * load(weight + i));
+    for (; i < count; ++i) out[i] = (x[i] - mean) * factor * weight[i];
+  } else {
+    for (; i + kLanes<C> <= count; i += kLanes<C>) store(out + i, (load(x + i) - means) * factors);
+    for (; i < count; ++i) out[i] = (x[i] - mean) * factor;
+  }
 }
 
 template <class C>

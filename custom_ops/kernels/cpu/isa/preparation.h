@@ -39,14 +39,32 @@ class Preparation {
     return element(plan_.x, plan_.dtype, row * plan_.head_size);
   }
 
+  // Starts to fetch a row that prepare() will need soon; the rows of one head lie far apart.
+  void prefetch(int64_t batch, int64_t head, int64_t position) const {
+    if (position >= plan_.length) return;
+    const char* row = static_cast<const char*>(source(batch, head, position));
+    const int64_t bytes = plan_.head_size * storage_size(plan_.dtype);
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
+  }
+
   // Writes head_size values times `factor` to `out`.
   void prepare(int64_t batch, int64_t head, int64_t position, C factor, C* scratch, C* out) const {
     const int64_t size = plan_.head_size;
-    read_row(plan_.dtype, source(batch, head, position), size, out);
-    if (plan_.rotary.order == spec::RotaryOrder::kBeforeNorm) {
-      rotate_row(plan_.rotary, batch, head, position, scratch, out);
+    const bool normalised = plan_.kind != spec::NormKind::kNone;
+    const bool before_norm = plan_.rotary.order == spec::RotaryOrder::kBeforeNorm;
+    const C* x = out;
+    if (normalised && !before_norm && plan_.dtype == dtype_of<C>()) {
+      x = static_cast<const C*>(source(batch, head, position));  // read where it lies
+    } else {
+      read_row(plan_.dtype, source(batch, head, position), size, out);
     }
-    if (plan_.kind != spec::NormKind::kNone) normalise(batch, head, position, out);
+    if (before_norm) rotate_row(plan_.rotary, batch, head, position, scratch, out);
+    if (normalised) {
+      // All that follows is linear but for the bias: the factor can go into the norm's own.
+      const bool folded = bias_ == nullptr && !plan_.round_before_weight;
+      normalise(batch, head, position, folded ? factor : C(1), x, out);
+      if (folded) factor = 1;
+    }
     if (plan_.rotary.order == spec::RotaryOrder::kAfterNorm) {
       rotate_row(plan_.rotary, batch, head, position, scratch, out);
     }
@@ -64,26 +82,28 @@ class Preparation {
     return copy;
   }
 
-  void normalise(int64_t batch, int64_t head, int64_t position, C* out) const {
+  void normalise(int64_t batch, int64_t head, int64_t position, C factor, const C* x, C* out) const {
     const int64_t size = plan_.head_size;
-    if (!plan_.hidden_axis) {
-      const int64_t group = size / plan_.groups;
-      for (int64_t begin = 0; begin < size; begin += group) {
-        apply_statistics(norm_statistics(plan_, out + begin, group), out + begin, group);
-      }
-    } else {
-      const int64_t group = size * plan_.num_heads / plan_.groups;
-      const NormStatistics* of_token = hidden_ + (batch * plan_.length + position) * plan_.groups;
-      int64_t begin = 0;
-      while (begin < size) {  // a group may end inside a head
-        const int64_t index = (head * size + begin) / group;
-        const int64_t end = smaller((index + 1) * group - head * size, size);
-        apply_statistics(of_token[index], out + begin, end - begin);
-        begin = end;
-      }
+    const C* weight = weight_ == nullptr ? nullptr : weight_ + head * plan_.weight.head_stride;
+    const C* fused_weight = plan_.round_before_weight ? nullptr : weight;
+    const int64_t group = (plan_.hidden_axis ? size * plan_.num_heads : size) / plan_.groups;
+    const int64_t token = batch * plan_.length + position;
+    int64_t begin = 0;
+    while (begin < size) {  // a group of a hidden norm may begin and end inside a head
+      const int64_t first = plan_.hidden_axis ? head * size : 0;
+      const int64_t index = (first + begin) / group;
+      const int64_t end = smaller((index + 1) * group - first, size);
+      NormStatistics statistics =
+          plan_.hidden_axis ? hidden_[token * plan_.groups + index] : norm_statistics(plan_, x + begin, end - begin);
+      statistics.factor *= static_cast<double>(factor);
+      apply_statistics(statistics, x + begin, fused_weight == nullptr ? nullptr : fused_weight + begin, end - begin,
+                       out + begin);
+      begin = end;
     }
-    if (plan_.round_before_weight) round_row(plan_.dtype, out, size);
-    if (weight_ != nullptr) multiply_row(out, weight_ + head * plan_.weight.head_stride, size);
+    if (plan_.round_before_weight) {
+      round_row(plan_.dtype, out, size);
+      if (weight != nullptr) multiply_row(out, weight, size);
+    }
     if (bias_ != nullptr) add_row(out, bias_ + head * plan_.bias.head_stride, size);
   }
 

@@ -112,6 +112,7 @@ class QueryBlock {
     const int64_t size = p_.head_size;
     C* scratch = rows + kRows * size;
     for (int64_t r = 0; r < strip.rows; ++r) {
+      queries_.prefetch(batch, strip.head, strip.first_query + r + kRows);
       queries_.prepare(batch, strip.head, strip.first_query + r, logits_.q_factor(), scratch, rows + r * size);
     }
     transpose_rows(rows, size, strip.rows, size, packed, kRows);
@@ -139,7 +140,11 @@ class QueryBlock {
         prefetch_lines(next + i * lines * (64 / static_cast<int64_t>(sizeof(C))), lines);
         TileSums<C> sums = {};
         multiply_add<C, kRows>(p_.head_size, queries + i * query_step(), panel, sums);
-        if (!logits_.plain()) bound_and_bias(batch, strips[i], tile + column, sums, rows);
+        if (!logits_.plain()) {
+          TileSums<C> logits = sums;  // a copy, so that the sums themselves need not be in memory
+          bound_and_bias(batch, strips[i], tile + column, logits, rows);
+          sums = logits;
+        }
         store_logits(strips[i], tile + column, sums, weights + i * kStripWeights + column * kLanes<C>);
       }
     }
@@ -240,13 +245,16 @@ class QueryBlock {
     for (int64_t r = 0; r < strip.rows; ++r) {
       const C total = strip.state.sum[r];
       const Vector<C> inverse = broadcast(total == 0 ? C(0) : C(1) / total);
+      const int64_t token = batch * p_.num_queries + strip.first_query + r;
+      void* y = element(p_.y, p_.dtype, (token * p_.q_heads + strip.head) * p_.value_size);
+      const bool in_place = p_.dtype == dtype_of<C>() && p_.value_size % kColumns == 0;
+      C* out = in_place ? static_cast<C*>(y) : row;
       for (int64_t column = 0; column < panels_.value_panels(); ++column) {
         const C* from = outputs + (column * count + index) * kStripOutput + r * kColumns;
-        store(row + column * kColumns, load(from) * inverse);
-        store(row + column * kColumns + kLanes<C>, load(from + kLanes<C>) * inverse);
+        store(out + column * kColumns, load(from) * inverse);
+        store(out + column * kColumns + kLanes<C>, load(from + kLanes<C>) * inverse);
       }
-      const int64_t token = batch * p_.num_queries + strip.first_query + r;
-      write_row(p_.dtype, row, p_.value_size, element(p_.y, p_.dtype, (token * p_.q_heads + strip.head) * p_.value_size));
+      if (!in_place) write_row(p_.dtype, row, p_.value_size, y);
     }
   }
 
