@@ -90,3 +90,13 @@ class NodeBuilder:
         for node in self.nodes:
             for index in range(len(node.inputs)):
                 node.replace_input_with(index, None)
+
+
+def replace_value(old: ir.Value, new: ir.Value) -> None:
+    """Let everybody who read `old` read `new`; a graph output keeps its name."""
+    name = old.name
+    is_output = old.is_graph_output()
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    if is_output:
+        old.name = f"{name}/replaced"
+        new.name = name

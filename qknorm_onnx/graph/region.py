@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from qknorm_onnx.graph.replacement import Replacement
+from qknorm_onnx.spec.signature import DOMAIN, VERSION
 
 
 class RegionError(Exception):
@@ -136,7 +137,7 @@ def _model(
         [copies[value] for value in outputs],
         nodes=nodes,
         initializers=[copies[value] for value in side.initializers],
-        opset_imports=dict(model.opset_imports),
+        opset_imports={**model.opset_imports, DOMAIN: VERSION},
         name="region",
     )
     return ir.Model(graph, ir_version=model.ir_version)

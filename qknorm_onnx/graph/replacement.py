@@ -19,8 +19,10 @@ from qknorm_onnx.graph.parameters import (
     weight_parameter,
 )
 from qknorm_onnx.graph.qk_norm_node import AttentionInputs, RotaryInputs, make_attention_node, make_rotary_node
+from qknorm_onnx.graph.recognise.lookalikes import PROJECTIONS
 from qknorm_onnx.graph.recognise.output import output_of
 from qknorm_onnx.spec.qk_norm_spec import QKNormSpec
+from qknorm_onnx.spec.signature import DOMAIN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,11 +184,13 @@ def _boundary(builder: NodeBuilder, match: QKNormMatch) -> tuple[ir.Value, ...]:
 
 
 def _depends_on(value: ir.Value, others: set[ir.Value]) -> bool:
-    """Whether `value` is computed from one of `others`, not too far away: then it is no start of its own."""
+    """Whether `value` is made from one of `others` without a projection in between: then it is no start of its own."""
     waiting, seen = [value], {value}
     while waiting and len(seen) < DEPENDENCE_SEARCH:
         node = waiting.pop(0).producer()
-        behind = [item for item in node.inputs if item is not None and item not in seen] if node is not None else []
+        if node is None or node.op_type in PROJECTIONS or node.domain == DOMAIN:
+            continue
+        behind = [item for item in node.inputs if item is not None and item not in seen]
         if any(item in others for item in behind):
             return True
         seen.update(behind)

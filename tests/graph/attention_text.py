@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
+from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
 from qknorm_onnx.graph.report import FusionReport
@@ -201,3 +202,13 @@ def fused(model: ir.Model, *, prove: bool = True) -> tuple[ir.Model, FusionRepor
     fuse = FuseQKNormPass(RegionProver() if prove else None)
     fuse(copy)
     return copy, fuse.report
+
+
+def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Outputs of onnxruntime, with the bodies of canonical nodes attached."""
+    import onnxruntime as ort
+
+    copy = model.clone()
+    AttachBodiesPass()(copy)
+    proto = ir.to_proto(copy).SerializeToString()
+    return ort.InferenceSession(proto, providers=["CPUExecutionProvider"]).run(None, feeds)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
-from tests.graph.attention_text import NO_MASK, REPEAT, RMS, SCORES, Spelling, attention_model, fused
+from tests.graph.attention_text import NO_MASK, REPEAT, RMS, SCORES, Spelling, attention_model, fused, run
 
 IDENTITY = "{y} = Identity({x})\n"
 CAUSAL = """
@@ -214,6 +215,17 @@ def test_normed_keys_that_are_an_output_stay_right():
     model, report = fused(attention_model(Spelling(extra_outputs=", float[batch,2,seq,8] k_rot")))
     assert report.fused and report.fused[0].note == ""
     assert model.graph.outputs[1].name == "k_rot"
+
+
+def test_readers_of_shapes_do_not_keep_the_old_nodes():
+    tail = "  k_shape = Shape(k_all)\n  probabilities_shape = Shape<start=1, end=4>(p)\n"
+    outputs = ", int64[4] k_shape, int64[3] probabilities_shape"
+    model, report = fused(attention_model(Spelling(tail=tail, extra_outputs=outputs)))
+    assert report.fused[0].note == ""
+    assert not any(node.op_type in ("Softmax", "ReduceMean", "Expand") for node in model.graph)
+    feeds = {"q_in": (3, 5, 48), "k_in": (3, 5, 16), "v_in": (3, 5, 16), "angles": (5, 4)}
+    outputs = run(model, {name: np.ones(shape, np.float32) for name, shape in feeds.items()})
+    assert outputs[1].tolist() == [3, 6, 5, 8] and outputs[2].tolist() == [6, 5, 5]
 
 
 def test_second_run_changes_nothing():

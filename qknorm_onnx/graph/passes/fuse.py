@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from qknorm_onnx.graph import report as reports
 from qknorm_onnx.graph.match import Core, Declined, Plain, Recognition
+from qknorm_onnx.graph.node_builder import replace_value
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.graph.prover import Proof, Prover
 from qknorm_onnx.graph.qk_norm_node import is_attention_node, is_rotary_node, read_attention_node
@@ -18,6 +20,7 @@ from qknorm_onnx.graph.recognise.naming import attention_name, node_name
 from qknorm_onnx.graph.recognise.qk_norm_attention import recognise_attention
 from qknorm_onnx.graph.region import RegionError, region_models
 from qknorm_onnx.graph.replacement import Replacement, build_replacement
+from qknorm_onnx.graph.shape_readers import redirect_shape_readers
 from qknorm_onnx.spec.qk_norm_spec import SpecError
 
 
@@ -120,41 +123,47 @@ def _is_prepared(value: ir.Value) -> bool:
 
 def insert(replacement: Replacement, graph: ir.Graph) -> tuple[str, ...]:
     """Put the new nodes in place of the old ones; returns the names of those that nothing reads any more."""
-    before = {node: node.name or "" for node in graph}
+    before = {node: node.name or node.outputs[0].name or node.op_type for node in graph}
     anchor = replacement.outputs[0][0].producer()
     assert anchor is not None, "an attention's output is made by a node"
     replacement.builder.insert_before(anchor)
+    inside = _inside(replacement)
     for old, new in replacement.outputs:
-        _replace(old, new)
-    return _remove_unused(replacement, before)
+        replace_value(old, new)
+    removed = _remove_unused([old.producer() for old, _ in replacement.outputs], inside)
+    left = [node for node in inside if node.graph is not None]
+    removed += _remove_unused(redirect_shape_readers(left, replacement.boundary), inside)
+    return tuple(sorted(before[node] for node in removed))
 
 
-def _replace(old: ir.Value, new: ir.Value) -> None:
-    """Let everybody who read `old` read `new`; a graph output keeps its name."""
-    name = old.name
-    is_output = old.is_graph_output()
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    if is_output:
-        old.name = f"{name}/replaced"
-        new.name = name
-
-
-def _remove_unused(replacement: Replacement, names: dict[ir.Node, str]) -> tuple[str, ...]:
-    """Remove the old nodes that are left without readers, from the outputs backwards."""
+def _inside(replacement: Replacement) -> list[ir.Node]:
+    """The old nodes between the outputs and the boundary."""
     waiting = [old.producer() for old, _ in replacement.outputs]
-    stop = set(replacement.boundary)
-    removed: list[str] = []
+    stop = {value.producer() for value in replacement.boundary}
+    found: dict[ir.Node, None] = {}
     while waiting:
         node = waiting.pop()
-        if node is None or node.graph is None or node not in names:
+        if node is not None and node not in found and node not in stop:
+            found[node] = None
+            waiting += [value.producer() for value in node.inputs if value is not None]
+    return list(found)
+
+
+def _remove_unused(nodes: Sequence[ir.Node | None], inside: Sequence[ir.Node]) -> list[ir.Node]:
+    """Remove those of `nodes` that nothing reads any more, and what only they read, as far as it is `inside`."""
+    waiting, allowed = list(nodes), set(inside)
+    removed: list[ir.Node] = []
+    while waiting:
+        node = waiting.pop()
+        if node is None or node.graph is None or node not in allowed:
             continue
         if any(value.uses() or value.is_graph_output() for value in node.outputs):
             continue
         inputs = [value for value in node.inputs if value is not None]
         node.graph.remove(node, safe=True)
-        removed.append(names[node] or node.outputs[0].name or node.op_type)
-        waiting += [value.producer() for value in dict.fromkeys(inputs) if value not in stop]
-    return tuple(sorted(removed))
+        removed.append(node)
+        waiting += [value.producer() for value in dict.fromkeys(inputs)]
+    return removed
 
 
 def _graphs(model: ir.Model) -> list[ir.Graph]:

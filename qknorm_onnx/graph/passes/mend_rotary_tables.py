@@ -31,9 +31,7 @@ def _mend(node: ir.Node) -> bool:
     batch = builder.apply(
         "Shape", [x], dims=[1], attributes=[ir.AttrInt64("start", 0), ir.AttrInt64("end", 1)], dtype=ir.DataType.INT64
     )
-    target = builder.apply(
-        "Concat", [batch, builder.integers([1, 1], "ones")], dims=[3], attributes=[ir.AttrInt64("axis", 0)]
-    )
+    target = builder.apply("Concat", [batch, builder.integers([1, 1], "ones")], dims=[3], attributes=[ir.AttrInt64("axis", 0)])
     for index, table in enumerate(tables, start=1):
         assert table is not None and table.shape is not None
         expanded = builder.apply("Expand", [table, target], dims=[x.shape[0], *table.shape[1:]])

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.match import Bias, Core, Declined, Located
 from qknorm_onnx.graph.recognise.constants import attribute_float, attribute_int, input_of, number, producer, rank_of
+from qknorm_onnx.graph.recognise.contrib_attention import read_multi_head_attention
 from qknorm_onnx.graph.recognise.layout import dims_of
 from qknorm_onnx.graph.recognise.scores import Scores, read_scores
 from qknorm_onnx.graph.recognise.sinks import cuts_last_column
@@ -81,7 +82,7 @@ def _value_product(probabilities: ir.Value) -> tuple[ir.Node, bool] | Declined |
     """The MatMul that weighs the values, behind casts and the guard against NaN rows, and whether a column was cut off."""
     cut = False
     for _ in range(MAX_STEPS):
-        consumers = [usage.node for usage in probabilities.uses()]
+        consumers = [usage.node for usage in probabilities.uses() if usage.node.op_type != "Shape"]
         products = [node for node in consumers if node.op_type == "MatMul" and node.inputs[0] is probabilities]
         results = products or [node for node in consumers if node.op_type != "IsNaN"]
         if products and (len(consumers) > 1 or probabilities.is_graph_output()):
@@ -160,4 +161,4 @@ def _operand(node: ir.Node, value: ir.Value | None, side: str) -> Located | None
     return None
 
 
-CORE_READERS: tuple[CoreReader, ...] = (read_softmax, read_attention_operator)
+CORE_READERS: tuple[CoreReader, ...] = (read_softmax, read_attention_operator, read_multi_head_attention)

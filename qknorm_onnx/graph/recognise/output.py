@@ -16,7 +16,7 @@ def output_of(output: Located) -> Located:
     for _ in range(MAX_STEPS):
         if here.layout == PROJECTED:
             return here
-        uses = list(here.value.uses())
+        uses = [usage for usage in here.value.uses() if usage.node.op_type != "Shape"]
         if here.value.is_graph_output() or len(uses) != 1:
             break
         after = _step_forward(here, uses[0].node)

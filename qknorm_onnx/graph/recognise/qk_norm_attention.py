@@ -8,10 +8,12 @@ import math
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match import (
+    HEADS_SECOND,
     CacheAppend,
     Chain,
     Core,
     Declined,
+    Located,
     Plain,
     Preparation,
     QKNormMatch,
@@ -101,13 +103,31 @@ def _compose(
 
 
 def _caches(core: Core, key: PreparedSide, values: Chain) -> tuple[CacheAppend, CacheAppend] | Declined | None:
-    """The caches of keys and values: both or none."""
+    """The caches of keys and values: both or none. Those of the core's own operator stand behind all preparation."""
+    if core.past is not None:
+        return _operator_caches(core, key)
+    if core.presents is not None and any(value.uses() or value.is_graph_output() for value in core.presents):
+        return Declined("it returns its keys and values as a new cache without reading an old one", core.node)
     value_cache = next((fragment for fragment in values.fragments() if isinstance(fragment, CacheAppend)), None)
     if key.cache is None and value_cache is None:
         return None
     if key.cache is None or value_cache is None:
         return Declined("only one of its keys and values has a cache", core.node)
     return key.cache, value_cache
+
+
+def _operator_caches(core: Core, key: PreparedSide) -> tuple[CacheAppend, CacheAppend] | Declined:
+    """past and present of an attention operator; without outputs for them, nobody reads what would be cached."""
+    assert core.past is not None
+    if core.presents is None:
+        return Declined("it reads cached keys, but does not return them", core.node)
+    if key.repeat != 1 or key.cache is not None:
+        return Declined("its cache holds keys that were already repeated", core.node)
+    sizes = {**core.key.sizes, "S": ir.SymbolicDim(None)}
+    pasts = [Located(value, HEADS_SECOND, sizes) for value in core.past]
+    presents = [Located(value, HEADS_SECOND, sizes) for value in core.presents]
+    key_cache, value_cache = (CacheAppend(*pair, core.node) for pair in zip(pasts, presents, strict=True))
+    return key_cache, value_cache
 
 
 def _one_preparation(query: Preparation, key: Preparation) -> bool:
