@@ -1,0 +1,165 @@
+"""Compilation ahead of time: it works without a GPU, keeps its matrix instructions and is the same every time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from qknorm_onnx.custom_ops.compile_kernels import ARCHITECTURES, TRITON_VERSION, main
+from qknorm_onnx.custom_ops.kernels.cuda import arguments, image_set
+from qknorm_onnx.custom_ops.kernels.cuda.image_set import all_images, parameters
+from qknorm_onnx.custom_ops.kernels.cuda.kernel_pack import has_ptx
+from qknorm_onnx.custom_ops.kernels.cuda.machine_code import Instruction, key_loop, matrix_instructions, parse_instructions
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TABLE = ROOT / "docs" / "cuda_images.md"
+LARGEST_PACK = 30e6
+
+
+def compile_kernels(cache: pathlib.Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """The compiler in a process of its own: this one interprets. `cache` is Triton's, so that nothing old is taken."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(cache)
+    command = [sys.executable, "-m", "qknorm_onnx.custom_ops.compile_kernels", "--jobs", "1", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def contents(folder: pathlib.Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def small_pack(tmp_path_factory):
+    """Prefill of the two architectures whose matrix instructions are easily lost."""
+    folder = tmp_path_factory.mktemp("pack")
+    options = ("--arch", "sm_90", "sm_100", "--only", "^prefill-bfloat16-d128$", "--out", str(folder / "pack"))
+    done = compile_kernels(folder / "cache", *options, "--report", str(folder / "report.md"))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_prefill_keeps_its_matrix_instructions_and_spills_nothing(small_pack):
+    rows = (small_pack / "report.md").read_text().splitlines()[2:]
+    cells = {row.split(" | ")[1]: row.split(" | ") for row in rows}
+    assert set(cells) == {"90", "100"}
+    assert re.fullmatch(r"[1-9]\d* HGMMA", cells["90"][7])
+    assert re.fullmatch(r"[1-9]\d* UTCHMMA", cells["100"][7])
+    assert all(row[8] == "0" for row in cells.values())
+
+
+def test_the_manifest_describes_the_files(small_pack):
+    folder = small_pack / "pack"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["triton"] == TRITON_VERSION
+    assert {entry["form"] for entry in manifest["images"]} == {"cubin", "ptx"}
+    for entry in manifest["images"]:
+        content = (folder / entry["file"]).read_bytes()
+        assert entry["sha256"] == hashlib.sha256(content).hexdigest()
+        assert entry["bytes"] == len(content)
+        assert content.startswith(b"\x7fELF" if entry["form"] == "cubin" else b"//")
+        assert entry["exact"] == (entry["form"] == "cubin")
+        assert entry["constants"]["BM"] == entry["rows"] == 128
+        assert entry["shared"] > 64 * 1024
+
+
+def test_two_builds_are_the_same(small_pack, tmp_path):
+    options = ("--arch", "sm_90", "sm_100", "--only", "^prefill-bfloat16-d128$", "--out", str(tmp_path / "again"))
+    assert compile_kernels(tmp_path / "cache", *options).returncode == 0
+    assert contents(tmp_path / "again") == contents(small_pack / "pack")
+
+
+@pytest.mark.slow
+def test_the_whole_pack(tmp_path):
+    done = compile_kernels(tmp_path / "cache", "--out", str(tmp_path / "pack"), "--report", str(tmp_path / "report.md"))
+    assert done.returncode == 0, done.stderr
+    assert sum(path.stat().st_size for path in (tmp_path / "pack").iterdir()) < LARGEST_PACK
+
+
+def test_the_committed_table_has_every_hot_image():
+    """The table in the documents is of the images that are compiled; it is written by --report."""
+    text = TABLE.read_text(encoding="utf-8")
+    names = {image.name for image in all_images()}
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and not line.startswith("| image")]
+    assert rows
+    assert {row[0].removeprefix("| ") for row in rows} <= names
+    for capability in ("80", "90", "100", "120"):
+        assert any(row[0] == "| prefill-bfloat16-d128" and row[1] == capability for row in rows)
+
+
+def test_names_are_unique_and_every_image_has_a_general_substitute():
+    images = all_images()
+    assert len({image.name for image in images}) == len(images)
+    for image in images:
+        if image.kernel == "combine":
+            continue
+        substitutes = [
+            other
+            for other in images
+            if not other.hinted
+            and (other.kernel, other.dtype) == (image.kernel, image.dtype)
+            and (other.interleaved, other.statistics) == (image.interleaved, image.statistics)
+            and other.padded >= image.padded
+            and (other.capped, other.masked) >= (image.capped, image.masked)
+        ]
+        assert substitutes, image.name
+        assert any(has_ptx(other) for other in substitutes), image.name
+
+
+def test_parameters_follow_the_kernels_signatures():
+    from qknorm_onnx.custom_ops.kernels.cuda.compile_image import KERNELS
+
+    for image in all_images():
+        arguments_of_kernel = list(dict.fromkeys(p.name.split(".")[0] for p in parameters(image)))
+        constants = list(image.constants(90))
+        assert KERNELS[image.kernel].arg_names == [*arguments_of_kernel, *constants], image.name
+
+
+def test_the_launcher_has_the_flags_of_the_kernels():
+    """Bits are declared in Python for the kernels and in C++ for the launcher."""
+    header = (ROOT / "custom_ops" / "ort" / "cuda_arguments.h").read_text(encoding="utf-8")
+    declared = {name.upper(): 1 << int(bit) for name, bit in re.findall(r"^  k(\w+) = 1 << (\d+),", header, flags=re.MULTILINE)}
+    names = [name for name in vars(arguments) if name.isupper() and not name.startswith(("MASK", "FROM", "LOG2"))]
+    assert {name.replace("_", ""): getattr(arguments, name).value for name in names} == declared
+
+
+def test_wrong_usage_is_told(capsys):
+    assert main(["--only", "no such kernel"]) == 2
+    assert "no image has a name like 'no such kernel'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--arch", "sm_70"])
+    assert main(["--only", "^combine-float16-d64$"]) == 1  # this process interprets
+    assert "TRITON_INTERPRET is set" in capsys.readouterr().err
+    assert ARCHITECTURES == ("sm_80", "sm_90", "sm_100", "sm_120")
+    assert image_set.PADDED_HEADS == (64, 128, 256)
+
+
+LISTING = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*0020*/              @!P0 STL [R1], R2 ;
+        /*0030*/               @P1 BRA 0x10 ;
+        /*0040*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*0050*/                   LDG.E R2, desc[UR4][R2.64] ;
+        /*0060*/                   LDG.E R2, desc[UR4][R2.64] ;
+        /*0070*/              @!UP0 BRA 0x40 ;
+        /*0080*/                   IADD3 R2, R2, 0x1, RZ ;
+        /*0090*/               @P1 BRA 0x80 ;
+        /*00a0*/                   EXIT ;
+"""
+
+
+def test_the_key_loop_is_the_shortest_with_matrix_instructions():
+    instructions = parse_instructions(LISTING)
+    assert len(instructions) == 11
+    assert matrix_instructions(instructions) == ("HMMA", 2)
+    loop = key_loop(instructions)
+    assert loop[0] == Instruction(address=0x10, name="HMMA.16816.F32.BF16")
+    assert [each.name.split(".")[0] for each in loop] == ["HMMA", "STL", "BRA"]
+    assert key_loop(instructions[8:]) == ()
