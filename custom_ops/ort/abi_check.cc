@@ -50,13 +50,13 @@ struct Ours<R(A...), void> {
 template <class Official, class Own>
 constexpr bool kSame = std::is_same_v<typename Ours<Official>::Type, Own>;
 
-#define QKNORM_CHECK(slot, name, result, ...)                                       \
+#define QKNORM_CHECK(slot, name, result, ...)                                      \
   static_assert(offsetof(OrtApi, name) == slot * sizeof(void*), "slot of " #name); \
   static_assert(kSame<decltype(OrtApi::name), Api::name##Function>, "signature of " #name);
 QKNORM_ORT_FUNCTIONS(QKNORM_CHECK)
 #undef QKNORM_CHECK
 
-#define QKNORM_FIELD(official, own)                                                              \
+#define QKNORM_FIELD(official, own)                                                             \
   static_assert(offsetof(OrtCustomOp, official) == offsetof(CustomOp, own), "offset of " #own); \
   static_assert(kSame<decltype(OrtCustomOp::official), decltype(CustomOp::own)>, "type of " #own);
 QKNORM_FIELD(version, version)

@@ -111,14 +111,12 @@ Kernel* create_kernel(const Api& api, const OrtKernelInfo* info) {
   return std::make_unique<K>(api, info).release();  // ONNX Runtime owns it until destroy()
 }
 
-constexpr Signature kAttention = {spec::kAttentionOp,          spec::kAttentionInputs,
-                                  spec::kAttentionInputCount,  spec::kAttentionOutputs,
-                                  spec::kAttentionOutputCount, infer_attention_shapes,
-                                  create_kernel<AttentionKernel>};
-constexpr Signature kRotary = {spec::kRotaryOp,          spec::kRotaryInputs,
-                               spec::kRotaryInputCount,  spec::kRotaryOutputs,
-                               spec::kRotaryOutputCount, infer_rotary_shapes,
-                               create_kernel<RotaryKernel>};
+constexpr Signature kAttention = {
+    spec::kAttentionOp,          spec::kAttentionInputs, spec::kAttentionInputCount,    spec::kAttentionOutputs,
+    spec::kAttentionOutputCount, infer_attention_shapes, create_kernel<AttentionKernel>};
+constexpr Signature kRotary = {
+    spec::kRotaryOp,          spec::kRotaryInputs, spec::kRotaryInputCount,    spec::kRotaryOutputs,
+    spec::kRotaryOutputCount, infer_rotary_shapes, create_kernel<RotaryKernel>};
 
 // ONNX Runtime sees only the base; the first field being the base makes the cast back valid.
 struct Operator {

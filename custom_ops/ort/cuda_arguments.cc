@@ -7,9 +7,10 @@ namespace {
 
 using Names = std::vector<const char*>;
 
-const Names kSideFields = {"x",          "batch_stride", "row_stride", "weight",       "weight_stride", "bias",
-                           "bias_stride", "scale",       "scale_batch", "scale_head",  "scale_row",     "scale_column",
-                           "statistics", "groups",       "group_size", "flags",        "epsilon",       "inverse_count"};
+const Names kSideFields = {"x",         "batch_stride", "row_stride",   "weight",      "weight_stride",
+                           "bias",      "bias_stride",  "scale",        "scale_batch", "scale_head",
+                           "scale_row", "scale_column", "statistics",   "groups",      "group_size",
+                           "flags",     "epsilon",      "inverse_count"};
 const Names kRotaryFields = {"cos", "sin", "batch_stride", "head_stride", "row_stride", "size", "section", "offset"};
 const Names kRowsFields = {"data", "batch_stride", "head_stride", "row_stride"};
 const Names kPositionsFields = {"starts", "kind", "first", "new_keys", "capacity"};
@@ -25,22 +26,49 @@ struct Argument {
 std::vector<Argument> arguments_of(KernelKind kernel) {
   switch (kernel) {
     case KernelKind::kPrepare:
-      return {{"query", &kSideFields},     {"key", &kSideFields},       {"value", &kRowsFields},
-              {"rotary", &kRotaryFields},  {"query_out", &kRowsFields}, {"key_out", &kRowsFields},
-              {"value_out", &kRowsFields}, {"positions", &kPositionsFields}, {"num_queries", &kPlain},
-              {"q_heads", &kPlain},        {"kv_heads", &kPlain},       {"D", &kPlain}, {"Dv", &kPlain}};
+      return {{"query", &kSideFields},
+              {"key", &kSideFields},
+              {"value", &kRowsFields},
+              {"rotary", &kRotaryFields},
+              {"query_out", &kRowsFields},
+              {"key_out", &kRowsFields},
+              {"value_out", &kRowsFields},
+              {"positions", &kPositionsFields},
+              {"num_queries", &kPlain},
+              {"q_heads", &kPlain},
+              {"kv_heads", &kPlain},
+              {"D", &kPlain},
+              {"Dv", &kPlain}};
     case KernelKind::kRowStatistics:
       return {{"side", &kSideFields}, {"out", &kPlain}, {"length", &kPlain}};
     case KernelKind::kPrefill:
-      return {{"query", &kRowsFields}, {"keys", &kRowsFields},     {"values", &kRowsFields},
-              {"out", &kRowsFields},   {"mask", &kMaskFields},     {"logits", &kLogitsFields},
-              {"positions", &kPositionsFields}, {"num_queries", &kPlain}, {"group", &kPlain},
-              {"D", &kPlain},          {"Dv", &kPlain}};
+      return {{"query", &kRowsFields},
+              {"keys", &kRowsFields},
+              {"values", &kRowsFields},
+              {"out", &kRowsFields},
+              {"mask", &kMaskFields},
+              {"logits", &kLogitsFields},
+              {"positions", &kPositionsFields},
+              {"num_queries", &kPlain},
+              {"group", &kPlain},
+              {"D", &kPlain},
+              {"Dv", &kPlain}};
     case KernelKind::kDecode:
-      return {{"query", &kSideFields},    {"key", &kSideFields},   {"value", &kRowsFields}, {"rotary", &kRotaryFields},
-              {"keys", &kRowsFields},     {"values", &kRowsFields}, {"out", &kRowsFields},  {"partial", &kPlain},
-              {"partial_state", &kPlain}, {"mask", &kMaskFields},  {"logits", &kLogitsFields},
-              {"positions", &kPositionsFields}, {"group", &kPlain}, {"D", &kPlain},         {"Dv", &kPlain}};
+      return {{"query", &kSideFields},
+              {"key", &kSideFields},
+              {"value", &kRowsFields},
+              {"rotary", &kRotaryFields},
+              {"keys", &kRowsFields},
+              {"values", &kRowsFields},
+              {"out", &kRowsFields},
+              {"partial", &kPlain},
+              {"partial_state", &kPlain},
+              {"mask", &kMaskFields},
+              {"logits", &kLogitsFields},
+              {"positions", &kPositionsFields},
+              {"group", &kPlain},
+              {"D", &kPlain},
+              {"Dv", &kPlain}};
     case KernelKind::kCombine:
       return {{"partial", &kPlain},       {"partial_state", &kPlain}, {"out", &kRowsFields},
               {"logits", &kLogitsFields}, {"splits", &kPlain},        {"Dv", &kPlain}};

@@ -32,7 +32,8 @@ class Workspace {
 
   void* take(int64_t bytes) {
     void* block = memory_.allocate(memory_.context, static_cast<size_t>(std::max<int64_t>(bytes, 16)));
-    if (block == nullptr) throw std::runtime_error("no device memory for " + std::to_string(bytes) + " bytes of workspace");
+    if (block == nullptr)
+      throw std::runtime_error("no device memory for " + std::to_string(bytes) + " bytes of workspace");
     blocks_.push_back(block);
     return block;
   }
@@ -60,15 +61,15 @@ bool is_plain(const PreparationPlan& plan) {
 // The kernels take one set of strides for both tables.
 void check_tables(const RotaryPlan& rotary) {
   if (rotary.order == spec::RotaryOrder::kNone) return;
-  require(rotary.cos.dtype == rotary.sin.dtype && std::equal(rotary.cos.stride, rotary.cos.stride + 4, rotary.sin.stride),
-          "cos and sin must have the same type and shape for the CUDA kernels");
+  require(
+      rotary.cos.dtype == rotary.sin.dtype && std::equal(rotary.cos.stride, rotary.cos.stride + 4, rotary.sin.stride),
+      "cos and sin must have the same type and shape for the CUDA kernels");
 }
 
 // One call: what all its launches share.
 class Call {
  public:
-  explicit Call(const Target& target)
-      : target_(target), context_(target.stream), workspace_(target.memory) {}
+  explicit Call(const Target& target) : target_(target), context_(target.stream), workspace_(target.memory) {}
 
   void* take(int64_t bytes) { return workspace_.take(bytes); }
   const DeviceFacts& device() const { return context_.device(); }
@@ -79,7 +80,8 @@ class Call {
 
   void launch(const Image& image, const Arguments& arguments, int64_t x, int64_t y, int64_t z) {
     if (x == 0 || y == 0 || z == 0) return;
-    require(x < (int64_t{1} << 31) && y <= 65535 && z <= 65535, "a CUDA grid takes at most 65535 heads and batch entries");
+    require(x < (int64_t{1} << 31) && y <= 65535 && z <= 65535,
+            "a CUDA grid takes at most 65535 heads and batch entries");
     const uint32_t grid[3] = {static_cast<uint32_t>(x), static_cast<uint32_t>(y), static_cast<uint32_t>(z)};
     target_.pack->launch(image, arguments, grid, context_.context(), target_.stream);
   }
@@ -129,7 +131,10 @@ struct KeyBuffers {
 class Attention {
  public:
   Attention(const AttentionProblem& problem, const int64_t* cache_length, Call& call)
-      : p_(problem), cache_length_(cache_length), call_(call), padded_(padded_head(std::max(p_.head_size, p_.value_size))) {}
+      : p_(problem),
+        cache_length_(cache_length),
+        call_(call),
+        padded_(padded_head(std::max(p_.head_size, p_.value_size))) {}
 
   void run() {
     if (p_.batch == 0 || (p_.num_queries == 0 && p_.num_new_keys == 0 && p_.total_rows == 0)) return;
@@ -162,7 +167,8 @@ class Attention {
     return f;
   }
 
-  // The buffer of all keys or values: the present one, or workspace where nobody asked for it; the past is copied to it.
+  // The buffer of all keys or values: the present one, or workspace where nobody asked for it; the past is copied to
+  // it.
   Rows buffer(const void* past, void* present, int64_t size) {
     const int64_t row = size * bytes_of(p_.dtype);
     const int64_t heads = p_.batch * p_.kv_heads;
@@ -176,8 +182,8 @@ class Attention {
   KeyBuffers key_buffers(bool always) {
     const bool kept = always || p_.past_key != nullptr || p_.present_key != nullptr || p_.present_value != nullptr;
     if (kept) {
-      return {buffer(p_.past_key, p_.present_key, p_.head_size), buffer(p_.past_value, p_.present_value, p_.value_size), true,
-              true};
+      return {buffer(p_.past_key, p_.present_key, p_.head_size), buffer(p_.past_value, p_.present_value, p_.value_size),
+              true, true};
     }
     KeyBuffers out{};
     out.values = rows_of_projection(p_.value, p_.num_new_keys, p_.kv_heads, p_.value_size);
@@ -313,8 +319,8 @@ std::string refuse_dtype(int64_t dtype) {
 }
 
 void check_head(int64_t size) {
-  require(size <= kLargestHead, "a head of " + std::to_string(size) + " values has no CUDA kernel: " +
-                                    std::to_string(kLargestHead) + " is the largest");
+  require(size <= kLargestHead, "a head of " + std::to_string(size) +
+                                    " values has no CUDA kernel: " + std::to_string(kLargestHead) + " is the largest");
 }
 
 }  // namespace

@@ -50,13 +50,13 @@ QKNORM_EXPORT int32_t qknorm_cuda_check(qknorm_message* message) {
 }
 
 // As qknorm_cpu_attention with device pointers: enqueues on `stream`. Of `executor` only its memory is used.
-QKNORM_EXPORT int32_t qknorm_cuda_attention(const qknorm::spec::AttentionAttributes* attributes, const qknorm_tensor* inputs,
-                                            void* y, void* present_key, void* present_value, void* stream,
-                                            const qknorm_executor* executor, qknorm_message* message) {
+QKNORM_EXPORT int32_t qknorm_cuda_attention(const qknorm::spec::AttentionAttributes* attributes,
+                                            const qknorm_tensor* inputs, void* y, void* present_key,
+                                            void* present_value, void* stream, const qknorm_executor* executor,
+                                            qknorm_message* message) {
   using namespace qknorm::cuda;
-  return told(message, [&] {
-    run_attention(*attributes, inputs, y, present_key, present_value, target_of(stream, executor));
-  });
+  return told(message,
+              [&] { run_attention(*attributes, inputs, y, present_key, present_value, target_of(stream, executor)); });
 }
 
 QKNORM_EXPORT int32_t qknorm_cuda_rotary(const qknorm::spec::RotaryAttributes* attributes, const qknorm_tensor* inputs,
@@ -66,7 +66,8 @@ QKNORM_EXPORT int32_t qknorm_cuda_rotary(const qknorm::spec::RotaryAttributes* a
   return told(message, [&] { run_rotary(*attributes, inputs, y, target_of(stream, executor)); });
 }
 
-// The reason why no CUDA kernel serves these attributes with type T `dtype` of float (1), float16 (10) ...; OK where one does.
+// The reason why no CUDA kernel serves these attributes with type T `dtype` of float (1), float16 (10) ...; OK where
+// one does.
 QKNORM_EXPORT int32_t qknorm_cuda_check_attention(const qknorm::spec::AttentionAttributes* attributes, int64_t dtype,
                                                   qknorm_message* message) {
   using namespace qknorm::cuda;

@@ -15,18 +15,19 @@ using Module = struct ModuleTag*;
 using Function = struct FunctionTag*;
 using Stream = struct StreamTag*;
 
-// There is no driver, no device, or a call to the driver failed; the message says which call and the driver's own reason.
+// There is no driver, no device, or a call to the driver failed; the message says which call and the driver's own
+// reason.
 class DriverError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-inline constexpr int32_t kMultiprocessorCount = 16;     // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-inline constexpr int32_t kCapabilityMajor = 75;         // ..._COMPUTE_CAPABILITY_MAJOR
-inline constexpr int32_t kCapabilityMinor = 76;         // ..._COMPUTE_CAPABILITY_MINOR
-inline constexpr int32_t kSharedMemoryLimit = 97;       // ..._MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-inline constexpr int32_t kMaxDynamicSharedMemory = 8;   // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-inline constexpr uint32_t kDeviceMemory = 2;            // CU_MEMORYTYPE_DEVICE
+inline constexpr int32_t kMultiprocessorCount = 16;    // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+inline constexpr int32_t kCapabilityMajor = 75;        // ..._COMPUTE_CAPABILITY_MAJOR
+inline constexpr int32_t kCapabilityMinor = 76;        // ..._COMPUTE_CAPABILITY_MINOR
+inline constexpr int32_t kSharedMemoryLimit = 97;      // ..._MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+inline constexpr int32_t kMaxDynamicSharedMemory = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+inline constexpr uint32_t kDeviceMemory = 2;           // CU_MEMORYTYPE_DEVICE
 
 // CUDA_MEMCPY2D of the driver.
 struct Copy2D {
@@ -46,21 +47,21 @@ struct Copy2D {
 };
 
 // X(name in the library, member, arguments...); every function returns a CUresult.
-#define QKNORM_CUDA_FUNCTIONS(X)                                                                                       \
-  X(cuInit, init, uint32_t flags)                                                                                      \
-  X(cuGetErrorName, error_name, int32_t result, const char** text)                                                     \
-  X(cuGetErrorString, error_text, int32_t result, const char** text)                                                   \
-  X(cuCtxGetCurrent, current_context, Context* out)                                                                    \
-  X(cuCtxPushCurrent_v2, push_context, Context context)                                                                \
-  X(cuCtxPopCurrent_v2, pop_context, Context* out)                                                                     \
-  X(cuCtxGetDevice, context_device, Device* out)                                                                       \
-  X(cuStreamGetCtx, stream_context, Stream stream, Context* out)                                                       \
-  X(cuDeviceGetAttribute, device_attribute, int32_t* out, int32_t attribute, Device device)                            \
-  X(cuModuleLoadData, load_module, Module* out, const void* image)                                                     \
-  X(cuModuleGetFunction, get_function, Function* out, Module module, const char* name)                                 \
-  X(cuFuncSetAttribute, set_function_attribute, Function function, int32_t attribute, int32_t value)                   \
-  X(cuLaunchKernel, launch, Function function, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, uint32_t block_x,    \
-    uint32_t block_y, uint32_t block_z, uint32_t shared, Stream stream, void** parameters, void** extra)               \
+#define QKNORM_CUDA_FUNCTIONS(X)                                                                                    \
+  X(cuInit, init, uint32_t flags)                                                                                   \
+  X(cuGetErrorName, error_name, int32_t result, const char** text)                                                  \
+  X(cuGetErrorString, error_text, int32_t result, const char** text)                                                \
+  X(cuCtxGetCurrent, current_context, Context* out)                                                                 \
+  X(cuCtxPushCurrent_v2, push_context, Context context)                                                             \
+  X(cuCtxPopCurrent_v2, pop_context, Context* out)                                                                  \
+  X(cuCtxGetDevice, context_device, Device* out)                                                                    \
+  X(cuStreamGetCtx, stream_context, Stream stream, Context* out)                                                    \
+  X(cuDeviceGetAttribute, device_attribute, int32_t* out, int32_t attribute, Device device)                         \
+  X(cuModuleLoadData, load_module, Module* out, const void* image)                                                  \
+  X(cuModuleGetFunction, get_function, Function* out, Module module, const char* name)                              \
+  X(cuFuncSetAttribute, set_function_attribute, Function function, int32_t attribute, int32_t value)                \
+  X(cuLaunchKernel, launch, Function function, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, uint32_t block_x, \
+    uint32_t block_y, uint32_t block_z, uint32_t shared, Stream stream, void** parameters, void** extra)            \
   X(cuMemcpy2DAsync_v2, copy_2d, const Copy2D* copy, Stream stream)
 
 struct Driver {

@@ -194,8 +194,8 @@ const Image& Pack::choose(const Features& wanted, const Arguments& arguments, co
     if (best == nullptr || cost(image) < cost(*best)) best = &image;
   }
   if (best != nullptr) return *best;
-  const std::string device_text = "compute capability " + std::to_string(device.capability / 10) + "." +
-                                  std::to_string(device.capability % 10);
+  const std::string device_text =
+      "compute capability " + std::to_string(device.capability / 10) + "." + std::to_string(device.capability % 10);
   throw PackError("the CUDA kernel pack in " + folder_ + " has no kernel for " + feature_text(wanted) +
                   (one_serves ? " on " + device_text : ""));
 }
@@ -240,8 +240,9 @@ void Pack::launch(const Image& image, const Arguments& arguments, const uint32_t
   // CU_LAUNCH_PARAM_BUFFER_POINTER, its value, CU_LAUNCH_PARAM_BUFFER_SIZE, its value, CU_LAUNCH_PARAM_END
   void* extra[] = {reinterpret_cast<void*>(1), block.data(), reinterpret_cast<void*>(2), &size, nullptr};
   const Driver& cuda = driver();
-  cuda.check(cuda.launch(function, grid[0], grid[1], grid[2], 32 * image.warps, 1, 1, image.shared, stream, nullptr, extra),
-             "cuLaunchKernel of " + image.name());
+  cuda.check(
+      cuda.launch(function, grid[0], grid[1], grid[2], 32 * image.warps, 1, 1, image.shared, stream, nullptr, extra),
+      "cuLaunchKernel of " + image.name());
 }
 
 std::vector<char> Pack::read_image(const Image& image) const {
@@ -265,8 +266,9 @@ Function Pack::load(const Image& image, Context context) {
   Function function = nullptr;
   cuda.check(cuda.get_function(&function, module, image.entry.c_str()), "cuModuleGetFunction of " + image.name());
   if (image.shared > kSharedWithoutAsking) {
-    cuda.check(cuda.set_function_attribute(function, kMaxDynamicSharedMemory, static_cast<int32_t>(image.shared)),
-               "cuFuncSetAttribute of " + image.name() + " for " + std::to_string(image.shared) + " bytes of shared memory");
+    cuda.check(
+        cuda.set_function_attribute(function, kMaxDynamicSharedMemory, static_cast<int32_t>(image.shared)),
+        "cuFuncSetAttribute of " + image.name() + " for " + std::to_string(image.shared) + " bytes of shared memory");
   }
   return functions_.emplace(key, function).first->second;
 }

@@ -65,7 +65,8 @@ class Pack {
   const Image& choose(const Features& wanted, const Arguments& arguments, const DeviceFacts& device) const;
 
   // Loads the image into the context where it is not, and launches it. Throws DriverError, PackError.
-  void launch(const Image& image, const Arguments& arguments, const uint32_t (&grid)[3], Context context, Stream stream);
+  void launch(const Image& image, const Arguments& arguments, const uint32_t (&grid)[3], Context context,
+              Stream stream);
 
   // The argument block as the kernel reads it: natural alignment, then two null pointers.
   static std::vector<unsigned char> parameter_block(const Image& image, const Arguments& arguments);

@@ -55,7 +55,8 @@ void Executor::parallel_for(void* self, int64_t count, void (*task)(void* argume
     const Work* w = static_cast<const Work*>(of);
     w->task(w->argument, static_cast<int64_t>(index));
   };
-  OrtStatus* status = executor->api_.KernelContext_ParallelFor()(executor->context_, run, static_cast<size_t>(count), 0, &work);
+  OrtStatus* status =
+      executor->api_.KernelContext_ParallelFor()(executor->context_, run, static_cast<size_t>(count), 0, &work);
   if (!succeeded(executor->api_, status)) {
     for (int64_t i = 0; i < count; ++i) task(argument, i);
   }

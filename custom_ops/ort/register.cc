@@ -28,7 +28,8 @@ OrtStatus* too_old(const ort_abi::ApiBase* base) {
   if (oldest == nullptr) return nullptr;
   const std::string message = std::string("the qknorm-onnx kernels need ONNX Runtime 1.") +
                               std::to_string(ort_abi::kApiVersion) + " or newer; this is ONNX Runtime " +
-                              base->get_version_string() + ". Upgrade it (pip install -U onnxruntime), or run the model without the library";
+                              base->get_version_string() +
+                              ". Upgrade it (pip install -U onnxruntime), or run the model without the library";
   return Api(oldest).CreateStatus()(ort_abi::kFail, message.c_str());
 }
 
@@ -57,15 +58,18 @@ QKNORM_EXPORT const char* qknorm_build_info(void) {
                                   "gcc " __VERSION__
 #endif
                                   "\", \"minimum_onnxruntime\": \"1." +
-                                  std::to_string(qknorm::ort_abi::kApiVersion) + "\", \"kernels\": [" + [] {
+                                  std::to_string(qknorm::ort_abi::kApiVersion) + "\", \"kernels\": [" +
+                                  [] {
                                     std::string rows;
                                     for (const qknorm::ort_abi::CustomOp* op : qknorm::ort::cpu_operators()) {
-                                      rows += (rows.empty() ? "{\"op\": \"" : ", {\"op\": \"") + std::string(op->get_name(op)) +
+                                      rows += (rows.empty() ? "{\"op\": \"" : ", {\"op\": \"") +
+                                              std::string(op->get_name(op)) +
                                               "\", \"provider\": \"cpu\", \"onnx_element_type\": " +
                                               std::to_string(qknorm::ort::operator_dtype(op)) + "}";
                                     }
                                     return rows;
-                                  }() + "]}";
+                                  }() +
+                                  "]}";
   return text.c_str();
 }
 

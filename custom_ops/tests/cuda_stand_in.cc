@@ -1,6 +1,6 @@
-// A stand-in for libcuda.so.1 in tests on machines without a GPU: it checks what a driver would check, hands every image,
-// launch and copy to the test, and fails on request. Built as a library of that SONAME and loaded before the launcher
-// asks for it.
+// A stand-in for libcuda.so.1 in tests on machines without a GPU: it checks what a driver would check, hands every
+// image, launch and copy to the test, and fails on request. Built as a library of that SONAME and loaded before the
+// launcher asks for it.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -75,15 +75,16 @@ int32_t failure(const char* call) {
 
 }  // namespace
 
-#define FAIL_ON_REQUEST(call)                        \
-  do {                                               \
-    const int32_t wanted = failure(call);            \
-    if (wanted != 0) return wanted;                  \
+#define FAIL_ON_REQUEST(call)             \
+  do {                                    \
+    const int32_t wanted = failure(call); \
+    if (wanted != 0) return wanted;       \
   } while (false)
 
 // --- what tests call ---
 
-STAND_IN void stand_in_reset(int32_t capability, int32_t shared_limit, int32_t multiprocessors, void (*on_launch)(const Launch*)) {
+STAND_IN void stand_in_reset(int32_t capability, int32_t shared_limit, int32_t multiprocessors,
+                             void (*on_launch)(const Launch*)) {
   settings = {capability, shared_limit, multiprocessors, on_launch, {}};
   contexts.clear();
   stream_contexts.clear();
@@ -194,12 +195,15 @@ STAND_IN int32_t cuLaunchKernel(void* function, uint32_t x, uint32_t y, uint32_t
   FAIL_ON_REQUEST("cuLaunchKernel");
   if (contexts.empty()) return kInvalidContext;
   const bool known = functions.count(function) != 0 && parameters == nullptr && extra != nullptr;
-  if (!known || x == 0 || y == 0 || z == 0 || y > 65535 || z > 65535 || block_y != 1 || block_z != 1) return kInvalidValue;
+  if (!known || x == 0 || y == 0 || z == 0 || y > 65535 || z > 65535 || block_y != 1 || block_z != 1)
+    return kInvalidValue;
   if (shared > functions[function].shared_limit) return kInvalidValue;
   // CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END
-  if (extra[0] != reinterpret_cast<void*>(1) || extra[2] != reinterpret_cast<void*>(2) || extra[4] != nullptr) return kInvalidValue;
-  const Launch launch = {entries[function].c_str(), functions[function].image, {x, y, z}, block_x, shared, stream, extra[1],
-                         *static_cast<size_t*>(extra[3])};
+  if (extra[0] != reinterpret_cast<void*>(1) || extra[2] != reinterpret_cast<void*>(2) || extra[4] != nullptr)
+    return kInvalidValue;
+  const Launch launch = {
+      entries[function].c_str(),      functions[function].image, {x, y, z}, block_x, shared, stream, extra[1],
+      *static_cast<size_t*>(extra[3])};
   if (settings.on_launch != nullptr) settings.on_launch(&launch);
   return 0;
 }

@@ -45,7 +45,8 @@ Tensor output(int64_t dtype, const int64_t* dims, size_t rank) {
 bool run_attention(uint64_t seed, Random& random, const qknorm_executor* executor, bool broken) {
   AttentionCall call = random_attention(random);
   if (broken) {
-    break_call(random, spec::kAttentionAttributes, std::size(spec::kAttentionAttributes), &call.attributes, call.inputs);
+    break_call(random, spec::kAttentionAttributes, std::size(spec::kAttentionAttributes), &call.attributes,
+               call.inputs);
   }
   const std::vector<qknorm_tensor> inputs = views(call.inputs);
   qknorm_attention_shapes shapes{};
@@ -64,8 +65,9 @@ bool run_attention(uint64_t seed, Random& random, const qknorm_executor* executo
   const bool in_place = call.inputs[spec::kAttentionInputCacheLength].given() && random.chance(0.7);
   void* key_buffer = in_place ? call.inputs[spec::kAttentionInputPastKey].data() : key.data();
   void* value_buffer = in_place ? call.inputs[spec::kAttentionInputPastValue].data() : value.data();
-  const int32_t run = qknorm_cpu_attention(&call.attributes, inputs.data(), y.data(), with_present ? key_buffer : nullptr,
-                                           with_present ? value_buffer : nullptr, executor, &message);
+  const int32_t run =
+      qknorm_cpu_attention(&call.attributes, inputs.data(), y.data(), with_present ? key_buffer : nullptr,
+                           with_present ? value_buffer : nullptr, executor, &message);
   if (run != QKNORM_OK) fail(seed, std::string("accepted, but failed: ") + message.text);
   if (broken) return true;  // its numbers may be anything
   expect_finite(seed, "Y", y);

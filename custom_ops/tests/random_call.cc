@@ -114,9 +114,11 @@ NormAndRotary random_preparation(Random& random, int64_t head_size) {
 void add_tables(Random& random, const NormAndRotary& a, const Sizes& s, int64_t heads, Tensor& cos, Tensor& sin) {
   if (a.rotary_order == 0) return;
   const int64_t width = random.chance(0.5) ? a.rotary_embedding_dim : a.rotary_embedding_dim / 2;
-  const std::vector<std::vector<int64_t>> shapes = {
-      {s.length, width}, {s.batch, s.length, width}, {1, s.length, width}, {s.batch, heads, s.length, width},
-      {1, 1, s.length, width}};
+  const std::vector<std::vector<int64_t>> shapes = {{s.length, width},
+                                                    {s.batch, s.length, width},
+                                                    {1, s.length, width},
+                                                    {s.batch, heads, s.length, width},
+                                                    {1, 1, s.length, width}};
   const std::vector<int64_t>& shape = shapes[static_cast<size_t>(random.integer(0, 4))];
   cos = normal_tensor(random, parameter_type(random, s.dtype), shape, 0, 0.7);
   sin = normal_tensor(random, parameter_type(random, s.dtype), shape, 0, 0.7);
@@ -136,8 +138,7 @@ int64_t add_cache(Random& random, const Sizes& s, std::vector<Tensor>& inputs) {
   if (kind == 0 || kind == 3) return s.new_keys;
   const int64_t past = random.pick({0, 1, 7, 130, 300});
   const int64_t rows = kind == 2 ? past + s.new_keys : past;
-  inputs[spec::kAttentionInputPastKey] =
-      normal_tensor(random, s.dtype, {s.batch, s.kv_heads, rows, s.head_size}, 0, 1);
+  inputs[spec::kAttentionInputPastKey] = normal_tensor(random, s.dtype, {s.batch, s.kv_heads, rows, s.head_size}, 0, 1);
   inputs[spec::kAttentionInputPastValue] =
       normal_tensor(random, s.dtype, {s.batch, s.kv_heads, rows, s.value_size}, 0, 1);
   if (kind == 1) return past + s.new_keys;
@@ -264,16 +265,31 @@ AttentionCall random_attention(Random& random) {
   s.value_size = random.chance(0.6) ? s.head_size : random.pick({1, 7, 16, 33});
   const NormAndRotary a = random_preparation(random, s.head_size);
   s.new_keys = a.rotary_order != 0 || random.chance(0.6) ? s.length : random.pick({0, 1, 9, 150});
-  call.attributes = {s.q_heads, s.kv_heads, 0.3, random.chance(0.2) ? 2.0 : 0.0, random.chance(0.2) ? 1.5 : 0.0,
-                     random.integer(0, 1), random.pick({-1, -1, 0, 4}), random.pick({-1, -1, 0, 3}),
-                     random.integer(0, 3), a.q_norm, a.k_norm, a.norm_axis, a.norm_groups, a.q_epsilon, a.k_epsilon,
-                     a.epsilon_mode, a.norm_weight_order, a.rotary_order, a.rotary_interleaved,
-                     a.rotary_embedding_dim, a.rotary_offset, a.rotary_sections};
+  call.attributes = {s.q_heads,
+                     s.kv_heads,
+                     0.3,
+                     random.chance(0.2) ? 2.0 : 0.0,
+                     random.chance(0.2) ? 1.5 : 0.0,
+                     random.integer(0, 1),
+                     random.pick({-1, -1, 0, 4}),
+                     random.pick({-1, -1, 0, 3}),
+                     random.integer(0, 3),
+                     a.q_norm,
+                     a.k_norm,
+                     a.norm_axis,
+                     a.norm_groups,
+                     a.q_epsilon,
+                     a.k_epsilon,
+                     a.epsilon_mode,
+                     a.norm_weight_order,
+                     a.rotary_order,
+                     a.rotary_interleaved,
+                     a.rotary_embedding_dim,
+                     a.rotary_offset,
+                     a.rotary_sections};
   auto& in = call.inputs;
-  in[spec::kAttentionInputQuery] =
-      normal_tensor(random, s.dtype, {s.batch, s.length, s.q_heads * s.head_size}, 0, 1);
-  in[spec::kAttentionInputKey] =
-      normal_tensor(random, s.dtype, {s.batch, s.new_keys, s.kv_heads * s.head_size}, 0, 1);
+  in[spec::kAttentionInputQuery] = normal_tensor(random, s.dtype, {s.batch, s.length, s.q_heads * s.head_size}, 0, 1);
+  in[spec::kAttentionInputKey] = normal_tensor(random, s.dtype, {s.batch, s.new_keys, s.kv_heads * s.head_size}, 0, 1);
   in[spec::kAttentionInputValue] =
       normal_tensor(random, s.dtype, {s.batch, s.new_keys, s.kv_heads * s.value_size}, 0, 1);
   if (a.q_norm != 0 && random.chance(0.7)) {
@@ -286,9 +302,9 @@ AttentionCall random_attention(Random& random) {
   add_tables(random, a, s, s.q_heads == s.kv_heads ? s.q_heads : 1, in[spec::kAttentionInputCos],
              in[spec::kAttentionInputSin]);
   if (random.chance(0.3)) {
-    in[spec::kAttentionInputQScale] = normal_tensor(
-        random, parameter_type(random, s.dtype),
-        broadcastable(random, {s.batch, s.q_heads, s.length, s.head_size}), 1, 0.2);
+    in[spec::kAttentionInputQScale] =
+        normal_tensor(random, parameter_type(random, s.dtype),
+                      broadcastable(random, {s.batch, s.q_heads, s.length, s.head_size}), 1, 0.2);
   }
   if (random.chance(0.2)) {
     in[spec::kAttentionInputHeadSink] = normal_tensor(random, parameter_type(random, s.dtype), {s.q_heads}, 0, 1);
@@ -306,9 +322,18 @@ RotaryCall random_rotary(Random& random) {
   s.q_heads = random.integer(1, 4);
   s.head_size = random.pick({1, 2, 3, 8, 15, 16, 36, 65});
   const NormAndRotary a = random_preparation(random, s.head_size);
-  call.attributes = {s.q_heads, a.q_norm, a.q_epsilon, a.norm_axis, a.norm_groups, a.epsilon_mode,
-                     a.norm_weight_order, a.rotary_order, a.rotary_interleaved, a.rotary_embedding_dim,
-                     a.rotary_offset, a.rotary_sections};
+  call.attributes = {s.q_heads,
+                     a.q_norm,
+                     a.q_epsilon,
+                     a.norm_axis,
+                     a.norm_groups,
+                     a.epsilon_mode,
+                     a.norm_weight_order,
+                     a.rotary_order,
+                     a.rotary_interleaved,
+                     a.rotary_embedding_dim,
+                     a.rotary_offset,
+                     a.rotary_sections};
   auto& in = call.inputs;
   in[spec::kRotaryInputX] = normal_tensor(random, s.dtype, {s.batch, s.length, s.q_heads * s.head_size}, 0, 1);
   if (a.q_norm != 0 && random.chance(0.7)) {
@@ -321,8 +346,8 @@ RotaryCall random_rotary(Random& random) {
 void break_call(Random& random, const spec::AttributeRow* rows, size_t row_count, void* attributes,
                 std::vector<Tensor>& inputs) {
   Tensor& tensor = inputs[static_cast<size_t>(random.integer(0, static_cast<int64_t>(inputs.size()) - 1))];
-  const std::vector<int64_t> types = {QKNORM_FLOAT, QKNORM_DOUBLE, QKNORM_FLOAT16, QKNORM_BFLOAT16, QKNORM_BOOL,
-                                      QKNORM_INT64, 3};
+  const std::vector<int64_t> types = {
+      QKNORM_FLOAT, QKNORM_DOUBLE, QKNORM_FLOAT16, QKNORM_BFLOAT16, QKNORM_BOOL, QKNORM_INT64, 3};
   const std::vector<int64_t> odd = {-1, 0, 1, 2, 3, 7, 1000, INT64_MAX, INT64_MIN};
   switch (random.integer(0, 5)) {
     case 0: {  // an attribute

@@ -1,5 +1,5 @@
-// Random calls of the plain C door: mostly right, often with something wrong, with buffers of exactly the right size, so
-// that AddressSanitizer sees each read and write beyond them.
+// Random calls of the plain C door: mostly right, often with something wrong, with buffers of exactly the right size,
+// so that AddressSanitizer sees each read and write beyond them.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ class Random {
 };
 
 int64_t value_bytes(int64_t dtype);
-uint64_t encode(int64_t dtype, double value);             // the bits of a value in the low bytes
+uint64_t encode(int64_t dtype, double value);               // the bits of a value in the low bytes
 double decode(int64_t dtype, const void* data, int64_t i);  // element i
 
 // A tensor that owns its memory.

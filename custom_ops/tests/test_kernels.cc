@@ -74,7 +74,8 @@ void instruction_sets_and_threads_agree() {
     for (const char* name : others) {
       if (qknorm_cpu_select_instruction_set(name) != 0) continue;
       const Result other = run(call, nullptr);
-      expect(largest_difference(alone.y, other.y) <= limit, std::string(name) + " agrees, case " + std::to_string(seed));
+      expect(largest_difference(alone.y, other.y) <= limit,
+             std::string(name) + " agrees, case " + std::to_string(seed));
     }
   }
 }
@@ -133,10 +134,13 @@ void every_half_survives() {
       if (qknorm_cpu_select_instruction_set(name) != 0) continue;
       Tensor y(dtype, {1, 1, 65536});
       qknorm_message message{};
-      expect(qknorm_cpu_rotary(&call.attributes, inputs.data(), y.data(), nullptr, &message) == QKNORM_OK, message.text);
+      expect(qknorm_cpu_rotary(&call.attributes, inputs.data(), y.data(), nullptr, &message) == QKNORM_OK,
+             message.text);
       for (int64_t i = 0; i < 65536; ++i) {
-        const bool same = std::memcmp(static_cast<char*>(x.data()) + 2 * i, static_cast<char*>(y.data()) + 2 * i, 2) == 0;
-        expect(same || (std::isnan(x.get(i)) && std::isnan(y.get(i))), std::string(name) + " keeps " + std::to_string(i));
+        const bool same =
+            std::memcmp(static_cast<char*>(x.data()) + 2 * i, static_cast<char*>(y.data()) + 2 * i, 2) == 0;
+        expect(same || (std::isnan(x.get(i)) && std::isnan(y.get(i))),
+               std::string(name) + " keeps " + std::to_string(i));
       }
     }
   }
@@ -159,9 +163,9 @@ void overlapping_cache_is_refused() {
   Tensor y(QKNORM_FLOAT, {2, 1, 4});
   Tensor value(QKNORM_FLOAT, {2, 1, 4, 4});
   qknorm_message message{};
-  const int32_t status = qknorm_cpu_attention(&call.attributes, inputs.data(), y.data(),
-                                              call.inputs[spec::kAttentionInputPastKey].data(), value.data(), nullptr,
-                                              &message);
+  const int32_t status =
+      qknorm_cpu_attention(&call.attributes, inputs.data(), y.data(), call.inputs[spec::kAttentionInputPastKey].data(),
+                           value.data(), nullptr, &message);
   expect(status == QKNORM_INVALID_ARGUMENT && std::strstr(message.text, "present_key") != nullptr,
          "a growing cache cannot be written over itself");
 }

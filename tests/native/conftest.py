@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from kernel_call import NativeLibrary  # noqa: E402  (a sibling of this file, which is no package)
+from kernel_call import NativeLibrary
 
-from qknorm_onnx import custom_ops  # noqa: E402
+from qknorm_onnx import custom_ops
 
 
 @pytest.fixture(scope="session")
@@ -33,10 +34,10 @@ def library(library_file: pathlib.Path) -> NativeLibrary:
 
 
 @pytest.fixture(params=["portable", "avx2", "avx512"])
-def kernels(request: pytest.FixtureRequest, library: NativeLibrary) -> NativeLibrary:
+def kernels(request: pytest.FixtureRequest, library: NativeLibrary) -> Iterator[NativeLibrary]:
     """The kernels of each instruction set that this processor has."""
     before = library.instruction_set
     if not library.select(request.param):
         pytest.skip(f"this processor has no {request.param}")
-    request.addfinalizer(lambda: library.select(before))
-    return library
+    yield library
+    library.select(before)

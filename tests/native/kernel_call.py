@@ -100,7 +100,9 @@ def _tensors(names: tuple[str, ...], inputs: Mapping[str, Tensor | None]) -> tup
         array = np.asarray(array, order="C")
         dims = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
         alive += [array, dims]
-        packed[index] = _Tensor(array.ctypes.data, ctypes.cast(dims, ctypes.POINTER(ctypes.c_int64)), array.ndim, ELEMENT_CODES[array.dtype])
+        packed[index] = _Tensor(
+            array.ctypes.data, ctypes.cast(dims, ctypes.POINTER(ctypes.c_int64)), array.ndim, ELEMENT_CODES[array.dtype]
+        )
     return packed, alive
 
 
@@ -132,7 +134,9 @@ class NativeLibrary:
         attributes = pack_attributes(spec)
         tensors, _alive = _tensors(signature.ATTENTION_INPUT_NAMES, inputs)
         message, shapes = _Message(), _Shapes()
-        code = self._library.qknorm_cpu_attention_shapes(ctypes.byref(attributes), tensors, ctypes.byref(shapes), ctypes.byref(message))
+        code = self._library.qknorm_cpu_attention_shapes(
+            ctypes.byref(attributes), tensors, ctypes.byref(shapes), ctypes.byref(message)
+        )
         _raise_on(code, message)
         given = dict(outputs or {})
         dtype = inputs["query"].dtype  # type: ignore[union-attr]
@@ -140,9 +144,14 @@ class NativeLibrary:
         if with_present:
             for name in ("present_key", "present_value"):
                 result[name] = given.get(name, _poisoned(tuple(getattr(shapes, name)), dtype))
-        pointers = [ctypes.c_void_p(result[name].ctypes.data) if name in result else None for name in ("Y", "present_key", "present_value")]
-        with _executor(threads) as executor:
-            code = self._library.qknorm_cpu_attention(ctypes.byref(attributes), tensors, *pointers, executor, ctypes.byref(message))
+        pointers = [
+            ctypes.c_void_p(result[name].ctypes.data) if name in result else None
+            for name in ("Y", "present_key", "present_value")
+        ]
+        with _PythonExecutor(threads) as executor:
+            code = self._library.qknorm_cpu_attention(
+                ctypes.byref(attributes), tensors, *pointers, executor, ctypes.byref(message)
+            )
         _raise_on(code, message)
         return result
 
@@ -152,7 +161,7 @@ class NativeLibrary:
         tensors, _alive = _tensors(signature.ROTARY_INPUT_NAMES, inputs)
         message = _Message()
         y = _poisoned(inputs["x"].shape, inputs["x"].dtype)  # type: ignore[union-attr]
-        with _executor(threads) as executor:
+        with _PythonExecutor(threads) as executor:
             code = self._library.qknorm_cpu_rotary(
                 ctypes.byref(attributes), tensors, ctypes.c_void_p(y.ctypes.data), executor, ctypes.byref(message)
             )
@@ -170,7 +179,7 @@ def _raise_on(code: int, message: _Message) -> None:
         raise KernelError(message.text.decode())
 
 
-class _executor:
+class _PythonExecutor:
     """An executor on Python threads; None for 0 threads."""
 
     def __init__(self, threads: int) -> None:
@@ -181,7 +190,9 @@ class _executor:
         if self._threads == 0:
             return None
         self._pool = ThreadPoolExecutor(self._threads)
-        self._struct = _Executor(None, _PARALLEL_FOR(self._run), _ALLOCATE(self._allocate), _RELEASE(self._release), self._threads)
+        self._struct = _Executor(
+            None, _PARALLEL_FOR(self._run), _ALLOCATE(self._allocate), _RELEASE(self._release), self._threads
+        )
         return ctypes.byref(self._struct)
 
     def __exit__(self, *_: object) -> None:

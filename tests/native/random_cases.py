@@ -76,12 +76,16 @@ def _gain(rng: np.random.Generator, heads: int, head_size: int) -> Tensor:
     return rng.normal(1.0, 0.5, shape)
 
 
-def _tables(rng: np.random.Generator, rotary: RotarySpec, batch: int, heads: int, length: int, head_size: int) -> dict[str, Tensor]:
+def _tables(
+    rng: np.random.Generator, rotary: RotarySpec, batch: int, heads: int, length: int, head_size: int
+) -> dict[str, Tensor]:
     if rotary.order == "none":
         return {}
     size = rotary.rotated_size(head_size)
     width = _pick(rng, size, size // 2)
-    shape = _pick(rng, (length, width), (batch, length, width), (1, length, width), (batch, heads, length, width), (1, 1, length, width))
+    shape = _pick(
+        rng, (length, width), (batch, length, width), (1, length, width), (batch, heads, length, width), (1, 1, length, width)
+    )
     angle = rng.uniform(-3.0, 3.0, shape)
     return {"cos": np.cos(angle) * 1.1, "sin": np.sin(angle) * 1.1}
 
@@ -131,7 +135,9 @@ def random_case(rng: np.random.Generator, *, largest: int = 40) -> Case:
     inputs |= _tables(rng, rotary, batch, heads if group == 1 else 1, length, head_size)
     if _chance(rng, 0.3):
         inputs["q_scale"] = rng.normal(1.0, 0.3, _broadcastable(rng, (batch, heads, length, head_size)))
-    total = _add_cache(rng, inputs, batch=batch, kv_heads=kv_heads, new=new, head_size=head_size, value_size=value_size, largest=largest)
+    total = _add_cache(
+        rng, inputs, batch=batch, kv_heads=kv_heads, new=new, head_size=head_size, value_size=value_size, largest=largest
+    )
     _add_bias(rng, inputs, (batch, heads, length, total))
     if _chance(rng, 0.2):
         inputs["head_sink"] = rng.normal(0.0, 2.0, heads)
@@ -139,7 +145,15 @@ def random_case(rng: np.random.Generator, *, largest: int = 40) -> Case:
 
 
 def _add_cache(
-    rng: np.random.Generator, inputs: dict[str, Tensor], *, batch: int, kv_heads: int, new: int, head_size: int, value_size: int, largest: int
+    rng: np.random.Generator,
+    inputs: dict[str, Tensor],
+    *,
+    batch: int,
+    kv_heads: int,
+    new: int,
+    head_size: int,
+    value_size: int,
+    largest: int,
 ) -> int:
     kind = _pick(rng, "none", "none", "past", "fixed", "offset")
     if kind == "offset":
@@ -198,7 +212,9 @@ def random_rotary_case(rng: np.random.Generator, *, largest: int = 20) -> Rotary
     return RotaryCase(spec, inputs)
 
 
-def rounded(inputs: dict[str, Tensor], dtype: np.dtype[Any], rng: np.random.Generator, *, mixed: bool = True) -> dict[str, Tensor]:
+def rounded(
+    inputs: dict[str, Tensor], dtype: np.dtype[Any], rng: np.random.Generator, *, mixed: bool = True
+) -> dict[str, Tensor]:
     """The inputs in `dtype`; with `mixed`, parameters and tables stay in float32 half of the time."""
     same = {"query", "key", "value", "past_key", "past_value", "x"}
     out = {}

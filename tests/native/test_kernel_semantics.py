@@ -22,7 +22,14 @@ def make_spec(*, heads: int = 2, kv_heads: int = 2, scale: float = 0.5, norm: st
 
 
 def make_inputs(
-    rng: np.random.Generator, *, batch: int = 1, length: int = 5, keys: int | None = None, heads: int = 2, kv_heads: int = 2, size: int = 8
+    rng: np.random.Generator,
+    *,
+    batch: int = 1,
+    length: int = 5,
+    keys: int | None = None,
+    heads: int = 2,
+    kv_heads: int = 2,
+    size: int = 8,
 ) -> dict[str, Tensor]:
     keys = length if keys is None else keys
     return {
@@ -214,7 +221,9 @@ def test_cache_in_place(kernels: NativeLibrary, dtype: str, length: int) -> None
     for past, present in (("past_key", "present_key"), ("past_value", "present_value")):
         for row, count in enumerate(valid):
             new = slice(count, count + length)
-            np.testing.assert_allclose(cache[past][row, :, new].astype(np.float64), expected[present][row, :, new], atol=tolerance)
+            np.testing.assert_allclose(
+                cache[past][row, :, new].astype(np.float64), expected[present][row, :, new], atol=tolerance
+            )
             untouched = np.r_[0:count, count + length : capacity]
             assert cache[past][row, :, untouched].tobytes() == before[past][row, :, untouched].tobytes()
 

@@ -42,7 +42,10 @@ def make_session(model: onnx.ModelProto, library_file: pathlib.Path, **options: 
 
 
 def make_model(nodes: Sequence[onnx.NodeProto], inputs: Mapping[str, Tensor], outputs: Mapping[str, int]) -> onnx.ModelProto:
-    declared = [helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape) for name, value in inputs.items()]
+    declared = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        for name, value in inputs.items()
+    ]
     graph = helper.make_graph(
         list(nodes), "graph", declared, [helper.make_tensor_value_info(name, dtype, None) for name, dtype in outputs.items()]
     )
@@ -50,11 +53,15 @@ def make_model(nodes: Sequence[onnx.NodeProto], inputs: Mapping[str, Tensor], ou
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def attention_node(spec: QKNormSpec, present: Sequence[str], outputs: Sequence[str] = ATTENTION_OUTPUTS, **renamed: str) -> onnx.NodeProto:
+def attention_node(
+    spec: QKNormSpec, present: Sequence[str], outputs: Sequence[str] = ATTENTION_OUTPUTS, **renamed: str
+) -> onnx.NodeProto:
     names = [renamed.get(name, name) if name in present else "" for name in signature.ATTENTION_INPUT_NAMES]
     while not names[-1]:
         names.pop()
-    return helper.make_node(signature.ATTENTION_OP, names, list(outputs), domain=signature.DOMAIN, name="attention", **to_attributes(spec))
+    return helper.make_node(
+        signature.ATTENTION_OP, names, list(outputs), domain=signature.DOMAIN, name="attention", **to_attributes(spec)
+    )
 
 
 def run(session: onnxruntime.InferenceSession, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -95,7 +102,12 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 def test_registered_kernels_are_those_of_the_signature() -> None:
     """Contract 7."""
     registered = {(kernel["op"], kernel["provider"], kernel["dtype"]) for kernel in custom_ops.build_info()["kernels"]}
-    promised = {(op, provider, dtype) for (op, provider), dtypes in signature.KERNEL_DTYPES.items() if provider == "cpu" for dtype in dtypes}
+    promised = {
+        (op, provider, dtype)
+        for (op, provider), dtypes in signature.KERNEL_DTYPES.items()
+        if provider == "cpu"
+        for dtype in dtypes
+    }
     assert registered == promised
 
 
@@ -158,8 +170,13 @@ def test_two_types_in_one_model(library_file: pathlib.Path, level: str) -> None:
 
 def test_symbolic_shapes_pass_through_two_nodes(library_file: pathlib.Path) -> None:
     """B61."""
-    value_info = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["batch", "tokens", width]) for name, width in (("query", 32), ("key", 16), ("value", 16))]
-    value_info += [helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["batch", 2, "past", 8]) for name in ("past_key", "past_value")]
+    value_info = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["batch", "tokens", width])
+        for name, width in (("query", 32), ("key", 16), ("value", 16))
+    ]
+    value_info += [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["batch", 2, "past", 8]) for name in ("past_key", "past_value")
+    ]
     rotary = QKNormRotarySpec(num_heads=4, kind="rms")
     nodes = [
         attention_node(SPEC, [info.name for info in value_info]),

@@ -76,51 +76,51 @@ struct CustomOp {
 };
 
 // X(slot, official name, result, arguments...)
-#define QKNORM_ORT_FUNCTIONS(X)                                                                                       \
-  X(0, CreateStatus, OrtStatus*, int32_t code, const char* message)                                                   \
-  X(2, GetErrorMessage, const char*, const OrtStatus* status)                                                         \
-  X(26, CreateCustomOpDomain, OrtStatus*, const char* domain, OrtCustomOpDomain** out)                                \
-  X(27, CustomOpDomain_Add, OrtStatus*, OrtCustomOpDomain* domain, const ::qknorm::ort_abi::CustomOp* op)             \
-  X(28, AddCustomOpDomain, OrtStatus*, OrtSessionOptions* options, OrtCustomOpDomain* domain)                         \
-  X(51, GetTensorMutableData, OrtStatus*, OrtValue* value, void** out)                                                \
-  X(57, CreateTensorTypeAndShapeInfo, OrtStatus*, OrtTensorTypeAndShapeInfo** out)                                    \
-  X(58, SetTensorElementType, OrtStatus*, OrtTensorTypeAndShapeInfo* info, int32_t type)                              \
-  X(59, SetDimensions, OrtStatus*, OrtTensorTypeAndShapeInfo* info, const int64_t* dims, size_t count)                \
-  X(60, GetTensorElementType, OrtStatus*, const OrtTensorTypeAndShapeInfo* info, int32_t* out)                        \
-  X(61, GetDimensionsCount, OrtStatus*, const OrtTensorTypeAndShapeInfo* info, size_t* out)                           \
-  X(62, GetDimensions, OrtStatus*, const OrtTensorTypeAndShapeInfo* info, int64_t* dims, size_t count)                \
-  X(63, GetSymbolicDimensions, OrtStatus*, const OrtTensorTypeAndShapeInfo* info, const char** names, size_t count)   \
-  X(85, KernelInfoGetAttribute_float, OrtStatus*, const OrtKernelInfo* info, const char* name, float* out)            \
-  X(86, KernelInfoGetAttribute_int64, OrtStatus*, const OrtKernelInfo* info, const char* name, int64_t* out)          \
-  X(87, KernelInfoGetAttribute_string, OrtStatus*, const OrtKernelInfo* info, const char* name, char* out,            \
-    size_t* size)                                                                                                     \
-  X(88, KernelContext_GetInputCount, OrtStatus*, const OrtKernelContext* context, size_t* out)                        \
-  X(89, KernelContext_GetOutputCount, OrtStatus*, const OrtKernelContext* context, size_t* out)                       \
-  X(90, KernelContext_GetInput, OrtStatus*, const OrtKernelContext* context, size_t index, const OrtValue** out)      \
-  X(91, KernelContext_GetOutput, OrtStatus*, OrtKernelContext* context, size_t index, const int64_t* dims,            \
-    size_t count, OrtValue** out)                                                                                     \
-  X(93, ReleaseStatus, void, OrtStatus* status)                                                                       \
-  X(99, ReleaseTensorTypeAndShapeInfo, void, OrtTensorTypeAndShapeInfo* info)                                         \
-  X(132, ReleaseAllocator, void, ::qknorm::ort_abi::Allocator* allocator)                                             \
-  X(162, KernelInfoGetAttributeArray_float, OrtStatus*, const OrtKernelInfo* info, const char* name, float* out,      \
-    size_t* size)                                                                                                     \
-  X(163, KernelInfoGetAttributeArray_int64, OrtStatus*, const OrtKernelInfo* info, const char* name, int64_t* out,    \
-    size_t* size)                                                                                                     \
-  X(244, KernelInfo_GetNodeName, OrtStatus*, const OrtKernelInfo* info, char* out, size_t* size)                      \
-  X(267, ShapeInferContext_GetInputCount, OrtStatus*, const OrtShapeInferContext* context, size_t* out)               \
-  X(268, ShapeInferContext_GetInputTypeShape, OrtStatus*, const OrtShapeInferContext* context, size_t index,          \
-    OrtTensorTypeAndShapeInfo** out)                                                                                  \
-  X(269, ShapeInferContext_GetAttribute, OrtStatus*, const OrtShapeInferContext* context, const char* name,           \
-    const OrtOpAttr** out)                                                                                            \
-  X(270, ShapeInferContext_SetOutputTypeShape, OrtStatus*, const OrtShapeInferContext* context, size_t index,         \
-    const OrtTensorTypeAndShapeInfo* info)                                                                            \
-  X(271, SetSymbolicDimensions, OrtStatus*, OrtTensorTypeAndShapeInfo* info, const char** names, size_t count)        \
-  X(272, ReadOpAttr, OrtStatus*, const OrtOpAttr* attribute, int32_t type, void* data, size_t size, size_t* out)      \
-  X(274, KernelContext_ParallelFor, OrtStatus*, const OrtKernelContext* context, void (*task)(void*, size_t),         \
-    size_t total, size_t num_batch, void* argument)                                                                   \
-  X(278, KernelInfoGetAllocator, OrtStatus*, const OrtKernelInfo* info, int32_t memory_type,                          \
-    ::qknorm::ort_abi::Allocator** out)                                                                               \
-  X(414, GetTensorElementTypeAndShapeDataReference, OrtStatus*, const OrtValue* value, int32_t* type,                 \
+#define QKNORM_ORT_FUNCTIONS(X)                                                                                     \
+  X(0, CreateStatus, OrtStatus*, int32_t code, const char* message)                                                 \
+  X(2, GetErrorMessage, const char*, const OrtStatus* status)                                                       \
+  X(26, CreateCustomOpDomain, OrtStatus*, const char* domain, OrtCustomOpDomain** out)                              \
+  X(27, CustomOpDomain_Add, OrtStatus*, OrtCustomOpDomain* domain, const ::qknorm::ort_abi::CustomOp* op)           \
+  X(28, AddCustomOpDomain, OrtStatus*, OrtSessionOptions* options, OrtCustomOpDomain* domain)                       \
+  X(51, GetTensorMutableData, OrtStatus*, OrtValue* value, void** out)                                              \
+  X(57, CreateTensorTypeAndShapeInfo, OrtStatus*, OrtTensorTypeAndShapeInfo** out)                                  \
+  X(58, SetTensorElementType, OrtStatus*, OrtTensorTypeAndShapeInfo* info, int32_t type)                            \
+  X(59, SetDimensions, OrtStatus*, OrtTensorTypeAndShapeInfo* info, const int64_t* dims, size_t count)              \
+  X(60, GetTensorElementType, OrtStatus*, const OrtTensorTypeAndShapeInfo* info, int32_t* out)                      \
+  X(61, GetDimensionsCount, OrtStatus*, const OrtTensorTypeAndShapeInfo* info, size_t* out)                         \
+  X(62, GetDimensions, OrtStatus*, const OrtTensorTypeAndShapeInfo* info, int64_t* dims, size_t count)              \
+  X(63, GetSymbolicDimensions, OrtStatus*, const OrtTensorTypeAndShapeInfo* info, const char** names, size_t count) \
+  X(85, KernelInfoGetAttribute_float, OrtStatus*, const OrtKernelInfo* info, const char* name, float* out)          \
+  X(86, KernelInfoGetAttribute_int64, OrtStatus*, const OrtKernelInfo* info, const char* name, int64_t* out)        \
+  X(87, KernelInfoGetAttribute_string, OrtStatus*, const OrtKernelInfo* info, const char* name, char* out,          \
+    size_t* size)                                                                                                   \
+  X(88, KernelContext_GetInputCount, OrtStatus*, const OrtKernelContext* context, size_t* out)                      \
+  X(89, KernelContext_GetOutputCount, OrtStatus*, const OrtKernelContext* context, size_t* out)                     \
+  X(90, KernelContext_GetInput, OrtStatus*, const OrtKernelContext* context, size_t index, const OrtValue** out)    \
+  X(91, KernelContext_GetOutput, OrtStatus*, OrtKernelContext* context, size_t index, const int64_t* dims,          \
+    size_t count, OrtValue** out)                                                                                   \
+  X(93, ReleaseStatus, void, OrtStatus* status)                                                                     \
+  X(99, ReleaseTensorTypeAndShapeInfo, void, OrtTensorTypeAndShapeInfo* info)                                       \
+  X(132, ReleaseAllocator, void, ::qknorm::ort_abi::Allocator* allocator)                                           \
+  X(162, KernelInfoGetAttributeArray_float, OrtStatus*, const OrtKernelInfo* info, const char* name, float* out,    \
+    size_t* size)                                                                                                   \
+  X(163, KernelInfoGetAttributeArray_int64, OrtStatus*, const OrtKernelInfo* info, const char* name, int64_t* out,  \
+    size_t* size)                                                                                                   \
+  X(244, KernelInfo_GetNodeName, OrtStatus*, const OrtKernelInfo* info, char* out, size_t* size)                    \
+  X(267, ShapeInferContext_GetInputCount, OrtStatus*, const OrtShapeInferContext* context, size_t* out)             \
+  X(268, ShapeInferContext_GetInputTypeShape, OrtStatus*, const OrtShapeInferContext* context, size_t index,        \
+    OrtTensorTypeAndShapeInfo** out)                                                                                \
+  X(269, ShapeInferContext_GetAttribute, OrtStatus*, const OrtShapeInferContext* context, const char* name,         \
+    const OrtOpAttr** out)                                                                                          \
+  X(270, ShapeInferContext_SetOutputTypeShape, OrtStatus*, const OrtShapeInferContext* context, size_t index,       \
+    const OrtTensorTypeAndShapeInfo* info)                                                                          \
+  X(271, SetSymbolicDimensions, OrtStatus*, OrtTensorTypeAndShapeInfo* info, const char** names, size_t count)      \
+  X(272, ReadOpAttr, OrtStatus*, const OrtOpAttr* attribute, int32_t type, void* data, size_t size, size_t* out)    \
+  X(274, KernelContext_ParallelFor, OrtStatus*, const OrtKernelContext* context, void (*task)(void*, size_t),       \
+    size_t total, size_t num_batch, void* argument)                                                                 \
+  X(278, KernelInfoGetAllocator, OrtStatus*, const OrtKernelInfo* info, int32_t memory_type,                        \
+    ::qknorm::ort_abi::Allocator** out)                                                                             \
+  X(414, GetTensorElementTypeAndShapeDataReference, OrtStatus*, const OrtValue* value, int32_t* type,               \
     const int64_t** dims, size_t* rank)
 
 // The functions, taken out of ONNX Runtime's table.

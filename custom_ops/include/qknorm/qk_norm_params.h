@@ -61,23 +61,25 @@ struct qknorm_attention_shapes {
 
 // Checks the attributes alone (a node can be refused before it ever runs).
 QKNORM_EXPORT int32_t qknorm_cpu_check_attention_attributes(const qknorm::spec::AttentionAttributes* attributes,
-                                              qknorm_message* message);
-QKNORM_EXPORT int32_t qknorm_cpu_check_rotary_attributes(const qknorm::spec::RotaryAttributes* attributes, qknorm_message* message);
+                                                            qknorm_message* message);
+QKNORM_EXPORT int32_t qknorm_cpu_check_rotary_attributes(const qknorm::spec::RotaryAttributes* attributes,
+                                                         qknorm_message* message);
 
 // Checks attributes, types, shapes and the values of cache_length; writes the shapes of the outputs.
 // `inputs` has kAttentionInputCount entries in the order of spec::AttentionInput.
-QKNORM_EXPORT int32_t qknorm_cpu_attention_shapes(const qknorm::spec::AttentionAttributes* attributes, const qknorm_tensor* inputs,
-                                    qknorm_attention_shapes* shapes, qknorm_message* message);
+QKNORM_EXPORT int32_t qknorm_cpu_attention_shapes(const qknorm::spec::AttentionAttributes* attributes,
+                                                  const qknorm_tensor* inputs, qknorm_attention_shapes* shapes,
+                                                  qknorm_message* message);
 
 // Runs the operator. Outputs have the query's type; present_key and present_value may be NULL, or equal past_key and
 // past_value, which makes an update in place of a cache with cache_length. `executor` NULL: one thread, malloc.
-QKNORM_EXPORT int32_t qknorm_cpu_attention(const qknorm::spec::AttentionAttributes* attributes, const qknorm_tensor* inputs, void* y,
-                             void* present_key, void* present_value, const qknorm_executor* executor,
-                             qknorm_message* message);
+QKNORM_EXPORT int32_t qknorm_cpu_attention(const qknorm::spec::AttentionAttributes* attributes,
+                                           const qknorm_tensor* inputs, void* y, void* present_key, void* present_value,
+                                           const qknorm_executor* executor, qknorm_message* message);
 
 // QKNormRotary; y has the shape and type of x. `inputs` has kRotaryInputCount entries.
-QKNORM_EXPORT int32_t qknorm_cpu_rotary(const qknorm::spec::RotaryAttributes* attributes, const qknorm_tensor* inputs, void* y,
-                          const qknorm_executor* executor, qknorm_message* message);
+QKNORM_EXPORT int32_t qknorm_cpu_rotary(const qknorm::spec::RotaryAttributes* attributes, const qknorm_tensor* inputs,
+                                        void* y, const qknorm_executor* executor, qknorm_message* message);
 
 // The instruction set whose kernels run: "avx512", "avx2" or "portable".
 QKNORM_EXPORT const char* qknorm_cpu_instruction_set(void);

@@ -40,7 +40,8 @@ int64_t bytes_of(const AttentionProblem& p, int64_t rows, int64_t row_size) {
   return p.batch * p.kv_heads * rows * row_size * value_bytes;
 }
 
-// A present buffer may be the past buffer itself, where cache_length says that it has the same layout; no other overlap.
+// A present buffer may be the past buffer itself, where cache_length says that it has the same layout; no other
+// overlap.
 std::string check_overlap(const AttentionProblem& p, const char* name, const void* past, const void* present,
                           int64_t row_size) {
   if (past == nullptr || present == nullptr || (past == present && p.past_rows == p.total_rows)) return "";

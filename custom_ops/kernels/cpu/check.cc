@@ -140,8 +140,8 @@ std::string plan_rotary(const PreparationAttributes& a, const PreparationInputs&
   rotary.offset = a.offset;
   rotary.sections = a.sections;
   if (rotary.offset + rotary.size > plan->head_size) {
-    return "rotary_offset " + std::to_string(rotary.offset) + " + rotary_embedding_dim " +
-           std::to_string(rotary.size) + " exceeds the head size " + std::to_string(plan->head_size);
+    return "rotary_offset " + std::to_string(rotary.offset) + " + rotary_embedding_dim " + std::to_string(rotary.size) +
+           " exceeds the head size " + std::to_string(plan->head_size);
   }
   if (rotary.size % (2 * rotary.sections) != 0) {
     return std::to_string(rotary.size) + " rotated values cannot be split into " + std::to_string(rotary.sections) +
@@ -188,8 +188,8 @@ std::string plan_preparation(const PreparationAttributes& a, const PreparationIn
   if (wrong.empty()) wrong = plan_rotary(a, in, plan);
   plan->scale.dtype = QKNORM_ABSENT;
   if (wrong.empty() && in.scale_name != nullptr && is_given(*in.scale)) {
-    wrong = broadcast(in.scale_name, *in.scale, {plan->batch, a.num_heads, plan->length, plan->head_size},
-                      &plan->scale);
+    wrong =
+        broadcast(in.scale_name, *in.scale, {plan->batch, a.num_heads, plan->length, plan->head_size}, &plan->scale);
   }
   return wrong;
 }
@@ -218,8 +218,9 @@ std::string check_query_key_value(const spec::AttentionAttributes& a, const qkno
     return "value has shape " + shape_text(value) + "; it needs as many positions as key " + shape_text(key);
   }
   if (static_cast<RotaryOrder>(a.rotary_order) != RotaryOrder::kNone && key.dims[1] != query.dims[1]) {
-    return "key has shape " + shape_text(key) + "; with a rotary embedding it shares the tables of the query and needs " +
-           std::to_string(query.dims[1]) + " positions";
+    return "key has shape " + shape_text(key) +
+           "; with a rotary embedding it shares the tables of the query and needs " + std::to_string(query.dims[1]) +
+           " positions";
   }
   return "";
 }
@@ -336,8 +337,8 @@ std::string make_attention_problem(const spec::AttentionAttributes& a, const qkn
   if (!wrong.empty()) return wrong;
   const qknorm_tensor& query = inputs[spec::kAttentionInputQuery];
   const qknorm_tensor& key = inputs[spec::kAttentionInputKey];
-  p->in_double = p->dtype == QKNORM_DOUBLE ||
-                 static_cast<SoftmaxPrecision>(a.softmax_precision) == SoftmaxPrecision::kFloat64;
+  p->in_double =
+      p->dtype == QKNORM_DOUBLE || static_cast<SoftmaxPrecision>(a.softmax_precision) == SoftmaxPrecision::kFloat64;
   p->batch = query.dims[0];
   p->num_queries = query.dims[1];
   p->num_new_keys = key.dims[1];
@@ -346,12 +347,20 @@ std::string make_attention_problem(const spec::AttentionAttributes& a, const qkn
   p->head_size = query.dims[2] / a.q_num_heads;
   p->value_size = inputs[spec::kAttentionInputValue].dims[2] / a.kv_num_heads;
   p->value = inputs[spec::kAttentionInputValue].data;
-  if (p->value_size < 1) return "value has shape " + shape_text(inputs[spec::kAttentionInputValue]) + "; its heads are empty";
+  if (p->value_size < 1)
+    return "value has shape " + shape_text(inputs[spec::kAttentionInputValue]) + "; its heads are empty";
 
-  PreparationInputs of_query = {"query", "q_norm_weight", "q_norm_bias", "q_scale", &query,
-                                &inputs[spec::kAttentionInputQNormWeight], &inputs[spec::kAttentionInputQNormBias],
-                                &inputs[spec::kAttentionInputQScale], &inputs[spec::kAttentionInputCos],
-                                &inputs[spec::kAttentionInputSin], a.q_num_heads == a.kv_num_heads ? a.q_num_heads : 1};
+  PreparationInputs of_query = {"query",
+                                "q_norm_weight",
+                                "q_norm_bias",
+                                "q_scale",
+                                &query,
+                                &inputs[spec::kAttentionInputQNormWeight],
+                                &inputs[spec::kAttentionInputQNormBias],
+                                &inputs[spec::kAttentionInputQScale],
+                                &inputs[spec::kAttentionInputCos],
+                                &inputs[spec::kAttentionInputSin],
+                                a.q_num_heads == a.kv_num_heads ? a.q_num_heads : 1};
   PreparationInputs of_key = of_query;
   of_key.x_name = "key";
   of_key.weight_name = "k_norm_weight";
@@ -377,10 +386,17 @@ std::string make_rotary_problem(const spec::RotaryAttributes& a, const qknorm_te
   if (wrong.empty()) wrong = check_heads("x", x, a.num_heads);
   if (!wrong.empty()) return wrong;
   p->in_double = dtype == QKNORM_DOUBLE;
-  const PreparationInputs of_x = {"x", "weight", "bias", "scale", &x,
-                                  &inputs[spec::kRotaryInputWeight], &inputs[spec::kRotaryInputBias],
-                                  &inputs[spec::kRotaryInputScale], &inputs[spec::kRotaryInputCos],
-                                  &inputs[spec::kRotaryInputSin], a.num_heads};
+  const PreparationInputs of_x = {"x",
+                                  "weight",
+                                  "bias",
+                                  "scale",
+                                  &x,
+                                  &inputs[spec::kRotaryInputWeight],
+                                  &inputs[spec::kRotaryInputBias],
+                                  &inputs[spec::kRotaryInputScale],
+                                  &inputs[spec::kRotaryInputCos],
+                                  &inputs[spec::kRotaryInputSin],
+                                  a.num_heads};
   return plan_preparation(preparation_of(a), of_x, &p->preparation);
 }
 

@@ -102,8 +102,8 @@ std::string check_types(const spec::TensorRow* rows, int count, const qknorm_ten
       continue;
     }
     if (i == 0) {
-      const bool known = type_t == QKNORM_FLOAT || type_t == QKNORM_DOUBLE || type_t == QKNORM_FLOAT16 ||
-                         type_t == QKNORM_BFLOAT16;
+      const bool known =
+          type_t == QKNORM_FLOAT || type_t == QKNORM_DOUBLE || type_t == QKNORM_FLOAT16 || type_t == QKNORM_BFLOAT16;
       if (!known) {
         return std::string(rows[i].name) + " is of type " + dtype_name(type_t) +
                "; float32, float64, float16 or bfloat16 is expected";

@@ -22,7 +22,8 @@ namespace {
 const KernelTable* find(const char* name) {
 #if defined(QKNORM_HAS_X86_KERNELS)
   __builtin_cpu_init();
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool has_avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (has_avx512 && (name == nullptr || std::strcmp(name, avx512::kKernels.name) == 0)) return &avx512::kKernels;

@@ -66,10 +66,10 @@ struct AttentionProblem {
   int64_t num_new_keys;  // N
   int64_t q_heads;
   int64_t kv_heads;
-  int64_t head_size;    // D
-  int64_t value_size;   // Dv
-  int64_t past_rows;    // P, rows of the past buffers
-  int64_t total_rows;   // T, rows of the present buffers
+  int64_t head_size;   // D
+  int64_t value_size;  // Dv
+  int64_t past_rows;   // P, rows of the past buffers
+  int64_t total_rows;  // T, rows of the present buffers
   PreparationPlan query;
   PreparationPlan key;
   const void* value;

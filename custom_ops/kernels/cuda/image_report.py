@@ -35,7 +35,9 @@ class ImageReport:
         found = []
         wanted = EXPECTED_INSTRUCTION.get((image.kernel, capability), "HMMA")
         if self.code.matrix_name != wanted:
-            found.append(f"{image.name} for sm_{capability} uses {self.code.matrix_name or 'no matrix instruction'}, not {wanted}")
+            found.append(
+                f"{image.name} for sm_{capability} uses {self.code.matrix_name or 'no matrix instruction'}, not {wanted}"
+            )
         if capability in WITHOUT_LOOP_SPILLS and self.code.loop_spills != 0:
             found.append(f"{image.name} for sm_{capability} has {self.code.loop_spills} spills in its key loop")
         return tuple(found)

@@ -78,9 +78,7 @@ def updated(accumulator, total, ceiling, values, value_tile, MASK: tl.constexpr,
     weights = power(values - finite[:, None], MASK)
     kept = power(ceiling - finite, MASK)
     total = total * kept + tl.sum(weights, 1)
-    accumulator = tl.dot(
-        weights.to(value_tile.dtype), value_tile, accumulator * kept[:, None], input_precision=PRECISION
-    )
+    accumulator = tl.dot(weights.to(value_tile.dtype), value_tile, accumulator * kept[:, None], input_precision=PRECISION)
     return accumulator, total, new_ceiling
 
 

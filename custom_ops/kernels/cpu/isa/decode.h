@@ -1,5 +1,5 @@
-// Attention of one or a few queries over a long cache: the keys are split into chunks, so that all threads work at batch
-// 1, each cache row is read once for all the heads that share it, and partial results are merged at the end.
+// Attention of one or a few queries over a long cache: the keys are split into chunks, so that all threads work at
+// batch 1, each cache row is read once for all the heads that share it, and partial results are merged at the end.
 #pragma once
 
 #include "kernels/cpu/isa/decode_tile.h"

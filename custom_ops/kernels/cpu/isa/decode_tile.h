@@ -34,7 +34,8 @@ QKNORM_INLINE Walk choose_walk(int64_t query_rows, int64_t row_bytes, bool conti
 // Distance of the software prefetch.
 inline constexpr int64_t kAheadBytes = 2048;
 
-// Fetches what lies kAheadBytes behind the part of `Keys` rows that one step of a loop reads; called once for each step.
+// Fetches what lies kAheadBytes behind the part of `Keys` rows that one step of a loop reads; called once for each
+// step.
 template <class T, int Keys, int Lanes>
 class Fetcher {
  public:
@@ -44,7 +45,8 @@ class Fetcher {
   QKNORM_INLINE void step() {
     constexpr int bytes = Keys * Lanes * static_cast<int>(sizeof(T));
 #pragma GCC unroll 8
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const void*>(address_ + static_cast<uintptr_t>(i)));
+    for (int i = 0; i < bytes; i += 64)
+      __builtin_prefetch(reinterpret_cast<const void*>(address_ + static_cast<uintptr_t>(i)));
     address_ += bytes;
   }
 
@@ -183,7 +185,8 @@ void weigh_rows(const C* weights, int64_t rows, const Rows<T>& values, int64_t f
   });
 }
 
-// Online softmax of one row over a tile: weights in place of `count` logits (room for kDecodeTileKeys), outputs rescaled.
+// Online softmax of one row over a tile: weights in place of `count` logits (room for kDecodeTileKeys), outputs
+// rescaled.
 template <class C>
 QKNORM_INLINE void softmax_row(bool natural, C* logits, int64_t count, C* maximum, C* sum, C* output, int64_t size) {
   const C factor = natural ? static_cast<C>(kLog2E) : C(1);

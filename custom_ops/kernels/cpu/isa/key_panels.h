@@ -1,7 +1,8 @@
-// Keys and values of one (batch, kv head) pair, packed for the micro-kernel; new entries are prepared and written to the
-// present buffers on the way.
+// Keys and values of one (batch, kv head) pair, packed for the micro-kernel; new entries are prepared and written to
+// the present buffers on the way.
 //
-// Keys: panels of kColumns keys, [panel][head size][key]. Values: tiles of kTileKeys keys, [tile][column panel][key][column].
+// Keys: panels of kColumns keys, [panel][head size][key]. Values: tiles of kTileKeys keys, [tile][column
+// panel][key][column].
 #pragma once
 
 #include "kernels/cpu/isa/micro_kernel.h"

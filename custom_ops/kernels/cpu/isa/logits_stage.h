@@ -26,7 +26,8 @@ class LogitsStage {
   // What q is multiplied by.
   C q_factor() const { return q_factor_; }
 
-  // Logits of keys [first_key, first_key + count) from the dot products in `row`; those behind the last key are garbage.
+  // Logits of keys [first_key, first_key + count) from the dot products in `row`; those behind the last key are
+  // garbage.
   void apply(int64_t batch, int64_t head, int64_t query, int64_t first_key, int64_t count, C* row) const {
     int64_t i = 0;
     for (; i + kLanes<C> <= count; i += kLanes<C>) store(row + i, bounded(load(row + i)));

@@ -1,4 +1,5 @@
-// The matrix product of a strip of rows with a panel of columns, all operands packed: the only place where time is spent.
+// The matrix product of a strip of rows with a panel of columns, all operands packed: the only place where time is
+// spent.
 #pragma once
 
 #include "kernels/cpu/isa/vector.h"
@@ -6,8 +7,8 @@
 namespace qknorm {
 namespace QKNORM_ISA {
 
-// A strip holds kRows rows; in memory a column of a strip is one vector (kRows <= kLanes), its spare lanes zero. A panel
-// holds kColumns columns, two vectors. The kRows x 2 sums fill the register file.
+// A strip holds kRows rows; in memory a column of a strip is one vector (kRows <= kLanes), its spare lanes zero. A
+// panel holds kColumns columns, two vectors. The kRows x 2 sums fill the register file.
 template <class C>
 struct Tile {
   static constexpr int kColumns = 2 * kLanes<C>;

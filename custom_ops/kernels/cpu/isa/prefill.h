@@ -14,8 +14,7 @@ inline constexpr int64_t kCachedPairBytes = int64_t{1} << 20;
 template <class C>
 class Prefill {
  public:
-  Prefill(const AttentionProblem& problem, Runtime& runtime, const Preparation<C>& queries,
-          const Preparation<C>& keys)
+  Prefill(const AttentionProblem& problem, Runtime& runtime, const Preparation<C>& queries, const Preparation<C>& keys)
       : p_(problem),
         runtime_(runtime),
         logits_(problem),

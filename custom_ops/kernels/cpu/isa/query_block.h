@@ -132,8 +132,8 @@ class QueryBlock {
     }
     for (int64_t column = 0; column < kTileKeys; column += kColumns) {
       const C* panel = panels_.key_panel(panels, tile + column);
-      const C* next = column + kColumns < kTileKeys ? panel + kColumns * p_.head_size
-                                                    : panels_.value_panel(panels, tile, 0);
+      const C* next =
+          column + kColumns < kTileKeys ? panel + kColumns * p_.head_size : panels_.value_panel(panels, tile, 0);
       for (int64_t i = 0; i < count; ++i) {
         const KeyRange range = in_tile(strips[i], tile);
         if (column < range.begin || column >= range.end) continue;
@@ -240,8 +240,7 @@ class QueryBlock {
     }
   }
 
-  void write_strip(int64_t batch, const Strip<C>& strip, int64_t index, int64_t count, const C* outputs,
-                   C* row) const {
+  void write_strip(int64_t batch, const Strip<C>& strip, int64_t index, int64_t count, const C* outputs, C* row) const {
     for (int64_t r = 0; r < strip.rows; ++r) {
       const C total = strip.state.sum[r];
       const Vector<C> inverse = broadcast(total == 0 ? C(0) : C(1) / total);

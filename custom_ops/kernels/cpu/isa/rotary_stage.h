@@ -9,8 +9,8 @@ namespace QKNORM_ISA {
 
 // Row (batch, head, position) of a table as C: the table itself where it has that type, else a copy in `scratch`.
 template <class C>
-QKNORM_INLINE const C* table_row(const StridedInput& table, int64_t width, int64_t batch, int64_t head, int64_t position,
-                                 C* scratch) {
+QKNORM_INLINE const C* table_row(const StridedInput& table, int64_t width, int64_t batch, int64_t head,
+                                 int64_t position, C* scratch) {
   const int64_t index = batch * table.stride[0] + head * table.stride[1] + position * table.stride[2];
   const void* row = element(table.data, table.dtype, index);
   if (table.dtype == (sizeof(C) == 4 ? QKNORM_FLOAT : QKNORM_DOUBLE)) {

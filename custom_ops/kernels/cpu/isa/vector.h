@@ -110,7 +110,8 @@ QKNORM_INLINE C largest_lane(Vector<C> v) {
 template <class C, int Step, size_t... J>
 QKNORM_INLINE void swap_blocks(Vector<C>& a, Vector<C>& b, std::index_sequence<J...>) {
   constexpr int n = kLanes<C>;
-  const Vector<C> low = __builtin_shufflevector(a, b, (J & Step ? static_cast<int>(J) - Step + n : static_cast<int>(J))...);
+  const Vector<C> low =
+      __builtin_shufflevector(a, b, (J & Step ? static_cast<int>(J) - Step + n : static_cast<int>(J))...);
   const Vector<C> high =
       __builtin_shufflevector(a, b, (J & Step ? static_cast<int>(J) + n : static_cast<int>(J) + Step)...);
   a = low;

@@ -9,7 +9,8 @@ namespace QKNORM_ISA {
 
 inline constexpr double kLog2E = 1.4426950408889634;
 
-// 2^x for x <= 0 (up to 127 in fact); exactly 0 below -126 and for -inf, so that a masked key weighs nothing; NaN stays.
+// 2^x for x <= 0 (up to 127 in fact); exactly 0 below -126 and for -inf, so that a masked key weighs nothing; NaN
+// stays.
 QKNORM_INLINE Vector<float> exp2(Vector<float> x) {
   using Bits = VectorBits<float>;
   // Adding 1.5 * 2^23 + 127 rounds x to an integer and leaves its biased exponent in the low bits.
