@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import onnx
 import onnx_ir as ir
@@ -17,6 +17,9 @@ from qknorm_onnx.runtime.native_kernels import native_kernels_for
 
 if TYPE_CHECKING:
     import onnxruntime
+
+
+_REGISTERED_LIBRARY: Final = "qknorm.registered_library"
 
 
 class HasModel(Protocol):
@@ -56,7 +59,7 @@ def create_session(
     if native_kernels:
         kernels = native_kernels_for(model, provider="cuda" if _provider_name(wanted[0]).startswith("CUDA") else "cpu")
         if kernels.library is not None:
-            options.register_custom_ops_library(str(kernels.library))
+            _register_once(options, str(kernels.library))
     if isinstance(program_or_path, (str, os.PathLike)):
         return ort.InferenceSession(os.fspath(program_or_path), sess_options=options, providers=wanted)
     if weight_bytes(model) < EXTERNAL_DATA_THRESHOLD_BYTES:
@@ -65,6 +68,15 @@ def create_session(
         path = Path(folder) / "model.onnx"
         save_model(model, path)
         return ort.InferenceSession(path, sess_options=options, providers=wanted)
+
+
+def _register_once(options: onnxruntime.SessionOptions, library: str) -> None:
+    """Options that know the library already, from an earlier session, would make onnxruntime fail: they remember it."""
+    try:
+        options.get_session_config_entry(_REGISTERED_LIBRARY)
+    except RuntimeError:
+        options.register_custom_ops_library(library)
+        options.add_session_config_entry(_REGISTERED_LIBRARY, library)
 
 
 def _model_of(program_or_path: HasModel | ModelSource) -> ir.Model:

@@ -1,0 +1,103 @@
+"""What the verbs print, for people and for machines, and their exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import onnx
+import pytest
+
+MODULE = """
+import torch
+import qknorm_onnx as qk
+
+def article():
+    torch.manual_seed(0)
+    module = qk.QKNormAttention(32, 4).eval()
+    return module, (torch.randn(2, 6, 32),), {}, {"x": {0: "batch", 1: "length"}}
+"""
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    (tmp_path / "my_models.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "my_models:article"
+
+
+def test_inspect_a_fused_file(command, fused_file):
+    outcome = command("inspect", fused_file)
+    assert outcome.code == 0
+    assert "fused 1 of 1" in outcome.out
+    assert "4:2 heads" in outcome.out
+    found = json.loads(command("inspect", fused_file, "--json").out)
+    assert [item["name"] for item in found["fused"]] == ["layer.0.attention"]
+    assert found["fused"][0]["spec"]["q_norm"] == "rms"
+    assert found["recognised"] == found["declined"] == found["plain"] == []
+
+
+def test_require_fusion(command, fused_file, plain_file, tmp_path):
+    assert command("inspect", fused_file, "--require-fusion").code == 0
+    for outcome in (
+        command("inspect", plain_file, "--require-fusion"),
+        command("fuse", plain_file, tmp_path / "out.onnx", "--require-fusion"),
+    ):
+        assert outcome.code == 1
+        assert "no QK-Norm attention" in outcome.err
+    assert not (tmp_path / "out.onnx").exists()
+    assert command("fuse", plain_file, tmp_path / "out.onnx").code == 0
+    assert (tmp_path / "out.onnx").exists()
+
+
+def test_fusing_a_fused_file_changes_nothing(command, fused_file, tmp_path):
+    out = tmp_path / "again.onnx"
+    assert command("fuse", fused_file, out).code == 0
+    assert out.read_bytes() == fused_file.read_bytes()
+
+
+@pytest.mark.parametrize("target", ["custom-op", "primitive"])
+def test_fuse_says_what_it_wrote(command, fused_file, tmp_path, target):
+    out = tmp_path / "out.onnx"
+    found = json.loads(command("fuse", fused_file, out, "--target", target, "--json").out)
+    assert found["output"] == str(out)
+    assert [item["target"] for item in found["fused"]] == [target]
+    onnx.checker.check_model(out, full_check=True)
+
+
+def test_export_and_validate(command, source, tmp_path):
+    out = tmp_path / "article.onnx"
+    exported = command("export", source, out, "--json", "--require-fusion")
+    assert exported.code == 0, exported.err
+    assert len(json.loads(exported.out)["fused"]) == 1
+    judged = command("validate", out, source, "--dtypes", "all", "--json")
+    assert judged.code == 0, judged.err
+    report = json.loads(judged.out)
+    assert report["passed"]
+    assert {row["dtype"] for row in report["rows"]} == {"float32", "float16", "bfloat16"}
+    assert "passed" in command("validate", out, source).out
+
+
+def test_validate_fails_for_other_weights(command, source, tmp_path):
+    out = tmp_path / "article.onnx"
+    assert command("export", source, out).code == 0
+    model = onnx.load(out)
+    for weight in model.graph.initializer:
+        array = onnx.numpy_helper.to_array(weight).copy()
+        if array.shape == (32, 32):
+            array[0] *= 1.01
+            weight.CopyFrom(onnx.numpy_helper.from_array(array, weight.name))
+    onnx.save(model, out)
+    outcome = command("validate", out, source)
+    assert outcome.code == 1
+    assert "failed" in outcome.out
+
+
+def test_doctor(command):
+    outcome = command("doctor")
+    assert outcome.code == 0
+    assert "onnxruntime" in outcome.out
+    findings = {finding["name"]: finding for finding in json.loads(command("doctor", "--json").out)["findings"]}
+    assert findings["numpy"]["state"] == "ok"
+    assert all(finding["mend"] for finding in findings.values() if finding["state"] == "missing")
