@@ -154,7 +154,8 @@ def normalize(spec: QKNormRotarySpec, x_bshd: Array) -> Array:
     rows = (num_heads, head_size) if spec.axis == "head" else (1, num_heads * head_size)
     grouped = x_bshd.reshape(batch, length, rows[0], spec.groups, rows[1] // spec.groups)
     if spec.kind == "layer":
-        grouped = grouped - grouped.mean(-1, keepdims=True)
+        shifted = grouped - grouped[..., :1]  # first, so that a constant row is exactly zero, whatever its mean rounds to
+        grouped = shifted - shifted.mean(-1, keepdims=True)
     size = _row_size(spec.kind, grouped)
     return (grouped / _denominator(size, spec.epsilon, spec.epsilon_mode)).reshape(x_bshd.shape)
 
