@@ -86,7 +86,8 @@ def combined_bias(builder: NodeBuilder, biases: Sequence[Bias], query: ir.Value)
 
 def rotary_table(builder: NodeBuilder, table: Table) -> ir.Value:
     """cos or sin as (S, W), (B, S, W) or (B, H, S, W)."""
-    parts = [_columns(builder, value, columns) for value, columns in table.parts]
+    rows = [(_rows(builder, value, table.positions), columns) for value, columns in table.parts]
+    parts = [_columns(builder, value, columns) for value, columns in rows]
     value = parts[0]
     if len(parts) > 1:
         axis = ir.AttrInt64("axis", -1)
@@ -261,6 +262,14 @@ def _broadcast_dims(first: ir.Value, second: ir.Value) -> list[Dim]:
     ones: list[Dim] = [1]
     a, b = (ones * (rank - len(shape_of(value))) + shape_of(value) for value in (first, second))
     return [right if left == 1 else left for left, right in zip(a, b, strict=True)]
+
+
+def _rows(builder: NodeBuilder, value: ir.Value, positions: ir.Value | None) -> ir.Value:
+    """Rows (N, W) at positions (B, S): (B, S, W)."""
+    if positions is None:
+        return value
+    axis = ir.AttrInt64("axis", 0)
+    return builder.apply("Gather", [value, positions], dims=[*shape_of(positions), width_of(value)], attributes=[axis])
 
 
 def _columns(builder: NodeBuilder, value: ir.Value, columns: tuple[int, ...]) -> ir.Value:

@@ -49,7 +49,7 @@ def build_replacement(match: QKNormMatch) -> Replacement:
         query, key = _prepared(builder, match.query, query), _prepared(builder, match.key, key)
     value = key if value is None else value
     inputs = _attention_inputs(builder, match, query, key, value)
-    node = make_attention_node(match.spec, inputs, name=builder.name("attention"), num_outputs=3 if match.caches else 1)
+    node = make_attention_node(match.spec, inputs, name=match.name, num_outputs=3 if match.caches else 1)
     builder.add(node)
     outputs = [(result.value, _as_output(builder, node.outputs[0], result))]
     if match.caches:

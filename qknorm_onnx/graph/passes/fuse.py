@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from qknorm_onnx.graph import report as reports
-from qknorm_onnx.graph.match import Core, Declined, Plain, Recognition
+from qknorm_onnx.graph.match import Core, Declined, Plain, QKNormMatch, Recognition
 from qknorm_onnx.graph.node_builder import replace_value
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.graph.prover import Proof, Prover
@@ -62,6 +63,8 @@ class FuseQKNormPass(ir.passes.InPlacePass):
         return changed
 
     def _handle(self, core: Core, found: Recognition, graph: ir.Graph, model: ir.Model) -> bool:
+        if isinstance(found, QKNormMatch):
+            found = dataclasses.replace(found, name=self._unique(found.name))
         if isinstance(found, Plain):
             self._extend(plain=(found.name,))
             return False
@@ -95,13 +98,20 @@ class FuseQKNormPass(ir.passes.InPlacePass):
         AttachBodiesPass()(new)
         return self._prover.prove(old, new)
 
+    def _unique(self, name: str) -> str:
+        """`name`, numbered where one module has several attentions: the node takes it, and lowering reports by it."""
+        taken = {fused.name for fused in self.report.fused}
+        candidates = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(2)))
+        return next(candidate for candidate in candidates if candidate not in taken)
+
     def _report_canonical(self, node: ir.Node) -> None:
         spec, inputs = read_attention_node(node)
+        name = node.name or node_name(node)
         prepared = any(_is_prepared(value) for value in (inputs.query, inputs.key))
         if spec.has_norm or prepared:
-            self._extend(fused=(reports.FusedAttention(name=node_name(node), spec=spec),))
+            self._extend(fused=(reports.FusedAttention(name=name, spec=spec),))
         else:
-            self._extend(plain=(node_name(node),))
+            self._extend(plain=(name,))
 
     def _decline(self, name: str, declined: Declined) -> None:
         node = declined.node.name or declined.node.op_type if declined.node is not None else ""

@@ -23,12 +23,16 @@ MAX_DEPTH = 16
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """sign * x[source], times column `column` of `table` if there is one."""
+    """sign * x[source], times column `column` of `table` if there is one.
+
+    A table is broadcast against x, or where `of_operator` it is (B or 1, S, W) as RotaryEmbedding takes it.
+    """
 
     sign: int
     source: int
     table: ir.Value | None = None
     column: int = 0
+    of_operator: bool = False
 
 
 Terms = tuple[Term, ...]
@@ -262,6 +266,33 @@ def _reduce_sum(visit: Visit) -> Channels:
     return np.expand_dims(out, places[0]) if attribute_int(visit.node, "keepdims", 1) else out
 
 
+def _rotary_operator(visit: Visit) -> Channels:
+    """RotaryEmbedding of heads (B, H, S, D) with tables that are already gathered."""
+    data, node = visit.only, visit.node
+    size = attribute_int(node, "rotary_embedding_dim", 0) or data.size
+    cos, sin = (input_of(node, index) for index in (1, 2))
+    if cos is None or sin is None or input_of(node, 3) is not None or data.ndim != 1 or visit.lead != 3 or len(_dims(cos)) != 3:
+        raise NotLinearError
+    half = size // 2
+    out = data.copy()
+    for pair in range(half):
+        first, second = (2 * pair, 2 * pair + 1) if attribute_int(node, "interleaved", 0) else (pair, pair + half)
+        a, b = data[first], data[second]
+        out[first] = _times(a, cos, pair, 1) + _times(b, sin, pair, -1)
+        out[second] = _times(b, cos, pair, 1) + _times(a, sin, pair, 1)
+    return out
+
+
+def _times(terms: Terms, table: ir.Value, column: int, sign: int) -> Terms:
+    if any(term.table is not None for term in terms):
+        raise NotLinearError
+    return tuple(Term(sign * term.sign, term.source, table, column, of_operator=True) for term in terms)
+
+
+def _dims(value: ir.Value) -> tuple[object, ...]:
+    return dims_of(value) or ()
+
+
 SEVERAL_OPERANDS = frozenset(["Add", "Sub", "Mul", "Concat"])
 CHANNEL_RULES: dict[tuple[str, str], Rule] = {
     ("", "Identity"): _same,
@@ -279,4 +310,5 @@ CHANNEL_RULES: dict[tuple[str, str], Rule] = {
     ("", "Squeeze"): _squeeze,
     ("", "Transpose"): _transpose,
     ("", "ReduceSum"): _reduce_sum,
+    ("", "RotaryEmbedding"): _rotary_operator,
 }

@@ -20,11 +20,11 @@ MAX_CANDIDATES = 16
 
 def read_rotary(located: Located) -> tuple[Rotary, Located] | Declined | None:
     """The rotary embedding that makes `located`, in whatever spelling, and what it rotates."""
-    if not located.layout or located.layout[-1] != "D":
-        return None
     operator = read_rotary_operator(located)
     if operator is not None:
         return operator
+    if not located.layout or located.layout[-1] != "D":
+        return None
     if producer(located.value, *OUTPUT_OPERATORS) is None:
         return None
     for candidate in _candidates(located.value):

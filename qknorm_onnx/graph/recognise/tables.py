@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match import Layout, Table
+from qknorm_onnx.graph.match import Layout, Located, Table
 from qknorm_onnx.graph.recognise.channels import Term
 from qknorm_onnx.graph.recognise.constants import attribute_int, attribute_or_input, constant, producer, rank_of
 from qknorm_onnx.graph.recognise.layout import dims_of
+from qknorm_onnx.graph.recognise.sinks import before_broadcast
 
 MAX_DEPTH = 16
 
@@ -35,7 +36,22 @@ def make_table(terms: Mapping[int, Term], *, pairs: Sequence[tuple[int, int]], l
     for value, run in itertools.groupby(wanted, key=lambda index: columns[index][0]):
         assert value is not None
         parts.append((value, tuple(columns[index][1] for index in run)))
+    if any(term.of_operator for term in terms.values()):
+        return _of_operator(parts)
     return _without_broadcast_axes(parts, layout, roots)
+
+
+def _of_operator(parts: Sequence[tuple[ir.Value, tuple[int, ...]]]) -> Table | None:
+    """Columns of tables (B or 1, S, W), from before they were expanded to a batch."""
+    found = []
+    for value, columns in parts:
+        layout = tuple("" if dim == 1 and name == "B" else name for dim, name in zip(dims_of(value) or (), "BSW", strict=True))
+        inner = before_broadcast(Located(value, layout, dict(zip("BSW", dims_of(value) or (), strict=True))))
+        found.append((inner, columns))
+    layouts = {inner.layout for inner, _ in found}
+    if len(layouts) != 1:
+        return None
+    return Table(tuple((inner.value, columns) for inner, columns in found), layouts.pop())
 
 
 def _equal_in_pairs(
