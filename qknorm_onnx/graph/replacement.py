@@ -126,7 +126,7 @@ def _tables(builder: NodeBuilder, preparation: Preparation) -> tuple[ir.Value | 
     rotary = preparation.rotary
     if rotary is None:
         return None, None
-    return rotary_table(builder, rotary.cos), rotary_table(builder, rotary.sin)
+    return rotary_table(builder, rotary.cos, identity=1.0), rotary_table(builder, rotary.sin, identity=0.0)
 
 
 def _attention_inputs(
