@@ -104,7 +104,7 @@ class Table:
     `parts` lists (value, columns of its last axis); `layout` names the axes of the values, the last one is "W".
     `roots` are the values that a proof must start from where columns are equal only because of how they were computed.
     With `positions`, the values have one row per position (N, W), and the table is their rows at `positions`, whose axes
-    `layout` then names.
+    `layout` then names. `prefix` tokens in front of the table's first row are not rotated.
     """
 
     parts: tuple[tuple[ir.Value, tuple[int, ...]], ...]
@@ -112,6 +112,7 @@ class Table:
     negated: bool = False
     roots: tuple[ir.Value, ...] = ()
     positions: ir.Value | None = None
+    prefix: int = 0
 
     @property
     def width(self) -> int:

@@ -84,8 +84,8 @@ def combined_bias(builder: NodeBuilder, biases: Sequence[Bias], query: ir.Value)
     return total
 
 
-def rotary_table(builder: NodeBuilder, table: Table) -> ir.Value:
-    """cos or sin as (S, W), (B, S, W) or (B, H, S, W)."""
+def rotary_table(builder: NodeBuilder, table: Table, *, identity: float) -> ir.Value:
+    """cos or sin as (S, W), (B, S, W) or (B, H, S, W); `identity` is its value where nothing is rotated."""
     rows = [(_rows(builder, value, table.positions), columns) for value, columns in table.parts]
     parts = [_columns(builder, value, columns) for value, columns in rows]
     value = parts[0]
@@ -94,7 +94,17 @@ def rotary_table(builder: NodeBuilder, table: Table) -> ir.Value:
         value = builder.apply("Concat", parts, dims=[*shape_of(value)[:-1], table.width], attributes=[axis])
     if table.negated:
         value = builder.apply("Neg", [value], dims=shape_of(value))
-    return _table_axes(builder, value, table.layout)
+    value = _table_axes(builder, value, table.layout)
+    return _with_prefix(builder, value, table.prefix, identity) if table.prefix else value
+
+
+def _with_prefix(builder: NodeBuilder, value: ir.Value, count: int, identity: float) -> ir.Value:
+    """The table behind `count` rows that rotate nothing."""
+    assert value.dtype is not None, "tables have a known type"
+    *lead, length, width = shape_of(value)
+    rows = builder.constant(np.full([*_static(*lead), count, *_static(width)], identity, dtype=value.dtype.numpy()), "prefix")
+    axis = ir.AttrInt64("axis", len(lead))
+    return builder.apply("Concat", [rows, value], dims=[*lead, length + count, width], attributes=[axis])
 
 
 def _usable(layout: Layout) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 
 from qknorm_onnx.spec.qk_norm_spec import RotarySpec
-from tests.graph.attention_text import HALVES, NO_ROTARY, Spelling, attention_model, fused
+from tests.graph.attention_text import HALVES, NO_ROTARY, Spelling, attention_model, fused, run
 
 AFTER = "after_norm"
 TURN_SPLIT = """
@@ -185,6 +187,30 @@ def test_something_that_only_looks_like_a_rotary_embedding_is_left_outside():
     assert not report.fused
     assert report.declined and "Add" in report.declined[0].reason
     assert not any(node.op_type == "QKNormAttention" for node in model.graph)
+
+
+def test_first_tokens_are_skipped():
+    inner = HALVES.replace("{x}", "{n}_others").replace("{y}", "{n}_done").replace("cos)", "cos_rest)").replace("sin)", "sin_rest)")
+    tokens = "  {n}_head = Slice({x}, zero1, two1, two1)\n  {n}_others = Slice({x}, two1, end, two1)\n"
+    rotary = tokens + inner + "  {y} = Concat<axis=2>({n}_head, {n}_done)\n"
+    tables = """
+  angles_rest = Slice(angles, two1, end, zero1)
+  rest2 = Concat<axis=-1>(angles_rest, angles_rest)
+  cos_rest = Cos(rest2)
+  sin_rest = Sin(rest2)
+"""
+    old = attention_model(Spelling(rotary=rotary, constants=tables))
+    for node in old.graph:  # exporters write these shapes; ONNX cannot infer them
+        heads = {"q_rot": 6, "k_rot": 2}.get(node.outputs[0].name)
+        if heads is not None:
+            node.outputs[0].shape = ir.Shape(["batch", heads, "seq", 8])
+            node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    model, report = fused(old, prove=False)
+    assert report.fused[0].spec.rotary == RotarySpec(order=AFTER)
+    generator = np.random.default_rng(0)
+    shapes = {"q_in": (3, 7, 48), "k_in": (3, 7, 16), "v_in": (3, 7, 16), "angles": (7, 4)}
+    feeds = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    assert run(model, feeds)[0] == pytest.approx(run(old, feeds)[0], abs=1e-5)
 
 
 def test_only_q_is_rotated():

@@ -217,7 +217,7 @@ def read_expanded_heads(located: Located) -> tuple[Repeat, Located] | None:
     heads = located.static("H")
     if before is None or after is None or heads is None or len(before) != len(after):
         return None
-    grown = [axis for axis, (old, new) in enumerate(zip(before, after, strict=True)) if not same_size(old, new)]
+    grown = [axis for axis, (old, new) in enumerate(zip(before, after, strict=True)) if old == 1 and new != 1]
     copies = after[grown[0]] if len(grown) == 1 else None
     if not isinstance(copies, int) or heads % copies or before[grown[0]] != 1:
         return None

@@ -12,6 +12,7 @@ from qknorm_onnx.graph.recognise.channels import CHANNEL_RULES, ChannelReader, N
 from qknorm_onnx.graph.recognise.constants import producer, rank_of
 from qknorm_onnx.graph.recognise.layout import dims_of
 from qknorm_onnx.graph.recognise.rotary_operator import read_rotary_operator
+from qknorm_onnx.graph.recognise.rotary_prefix import read_skipped_prefix
 from qknorm_onnx.graph.recognise.tables import make_table
 
 SEARCH_DEPTH = 12
@@ -27,6 +28,9 @@ def read_rotary(located: Located) -> tuple[Rotary, Located] | Declined | None:
         return None
     if producer(located.value, *OUTPUT_OPERATORS) is None:
         return None
+    behind_prefix = read_skipped_prefix(located, read_rotary)
+    if behind_prefix is not None:
+        return behind_prefix
     for candidate in _candidates(located.value):
         found = _from_candidate(located, candidate)
         if found is not None:
