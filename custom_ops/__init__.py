@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-__all__ = ["build_info", "library_path"]
+__all__ = ["build_info", "kernel_pack_path", "library_path"]
 
 if __name__ != "qknorm_onnx.custom_ops":
     raise ImportError(f"import qknorm_onnx.custom_ops, not {__name__}: the folder is not a package of its own")
@@ -40,6 +40,21 @@ def library_path() -> pathlib.Path:
             return path
     looked = ", ".join(str(path.parent) for path in candidates)
     raise FileNotFoundError(f"the native library {LIBRARY_NAME} is not in {looked}")
+
+
+def kernel_pack_path() -> pathlib.Path:
+    """The folder of the compiled CUDA kernels: `cuda_kernels` beside the native library.
+
+    Raises:
+        FileNotFoundError: there is no library, or no pack beside it.
+    """
+    folder = library_path().parent / "cuda_kernels"
+    if not (folder / "manifest.json").is_file():
+        raise FileNotFoundError(
+            f"there is no CUDA kernel pack in {folder}; make one with "
+            f"python -m qknorm_onnx.custom_ops.compile_kernels --out {folder}"
+        )
+    return folder
 
 
 def _candidates() -> Iterator[pathlib.Path]:

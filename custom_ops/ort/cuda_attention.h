@@ -22,7 +22,7 @@ struct Target {
 };
 
 // Why the CUDA kernels do not serve this node, from its attributes alone; empty where they do.
-// The sentences are those of qknorm_onnx/lowering/cuda_support.py.
+// The sentences are those of qknorm_onnx/spec/cuda_support.py.
 std::string refusal(const spec::AttentionAttributes& attributes, int64_t dtype);
 std::string refusal(const spec::RotaryAttributes& attributes, int64_t dtype);
 

@@ -2,6 +2,7 @@
 #include <mutex>
 #include <string>
 
+#include "ort/cuda_operators.h"
 #include "ort/operators.h"
 #include "qknorm/generated/spec.h"
 #include "qknorm/qk_norm_params.h"
@@ -18,6 +19,7 @@ OrtCustomOpDomain* shared_domain(const Api& api) {
     OrtCustomOpDomain* made = nullptr;
     check(api, api.CreateCustomOpDomain()(spec::kDomain, &made));
     for (const ort_abi::CustomOp* op : cpu_operators()) check(api, api.CustomOpDomain_Add()(made, op));
+    register_cuda(api, made);
     domain = made;
   }
   return domain;
@@ -33,7 +35,25 @@ OrtStatus* too_old(const ort_abi::ApiBase* base) {
   return Api(oldest).CreateStatus()(ort_abi::kFail, message.c_str());
 }
 
+std::string kernel_row(const ort_abi::CustomOp* op, const char* provider, int32_t dtype) {
+  return std::string("{\"op\": \"") + op->get_name(op) + "\", \"provider\": \"" + provider +
+         "\", \"onnx_element_type\": " + std::to_string(dtype) + "}";
+}
+
 }  // namespace
+
+// The registered kernels as the items of a JSON list.
+std::string kernel_rows() {
+  std::string rows;
+  for (const ort_abi::CustomOp* op : cpu_operators()) {
+    rows += (rows.empty() ? "" : ", ") + kernel_row(op, "cpu", operator_dtype(op));
+  }
+  for (const ort_abi::CustomOp* op : cuda_operators()) {
+    rows += ", " + kernel_row(op, "cuda", cuda_operator_dtype(op));
+  }
+  return rows;
+}
+
 }  // namespace qknorm::ort
 
 extern "C" {
@@ -59,17 +79,7 @@ QKNORM_EXPORT const char* qknorm_build_info(void) {
 #endif
                                   "\", \"minimum_onnxruntime\": \"1." +
                                   std::to_string(qknorm::ort_abi::kApiVersion) + "\", \"kernels\": [" +
-                                  [] {
-                                    std::string rows;
-                                    for (const qknorm::ort_abi::CustomOp* op : qknorm::ort::cpu_operators()) {
-                                      rows += (rows.empty() ? "{\"op\": \"" : ", {\"op\": \"") +
-                                              std::string(op->get_name(op)) +
-                                              "\", \"provider\": \"cpu\", \"onnx_element_type\": " +
-                                              std::to_string(qknorm::ort::operator_dtype(op)) + "}";
-                                    }
-                                    return rows;
-                                  }() +
-                                  "]}";
+                                  qknorm::ort::kernel_rows() + "]}";
   return text.c_str();
 }
 

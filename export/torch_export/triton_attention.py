@@ -27,7 +27,7 @@ from qknorm_onnx.custom_ops.kernels.cuda.tiles import (
     prefill_tile,
     prologue_tile,
 )
-from qknorm_onnx.lowering.cuda_support import cuda_refusal
+from qknorm_onnx.spec.cuda_support import cuda_refusal
 from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec, SpecError
 from qknorm_onnx.torch_export.triton_arguments import (
     logits_of,

@@ -7,12 +7,25 @@ from typing import Final
 import onnx_ir as ir
 
 from qknorm_onnx.graph.body_signature import IR_DTYPES
-from qknorm_onnx.graph.function_body import MINIMUM_OPSET
+from qknorm_onnx.graph.function_body import MINIMUM_OPSET, Inputs
 from qknorm_onnx.graph.known_fields import BODY_FIELDS
 from qknorm_onnx.lowering.target import Target
+from qknorm_onnx.spec.attributes import Spec
+from qknorm_onnx.spec.cuda_support import CUDA_DTYPES, cuda_refusal, head_sizes
 from qknorm_onnx.spec.signature import KERNEL_DTYPES
 
-CUSTOM_OP: Final = Target(name="custom-op", minimum_opset=MINIMUM_OPSET, known_fields=BODY_FIELDS)
+CUSTOM_OP: Final = Target(name="custom-op", minimum_opset=MINIMUM_OPSET, known_fields=BODY_FIELDS, fallback="primitive")
+
+
+def kernel_refusal(spec: Spec, inputs: Inputs, provider: str) -> str | None:
+    """Why no kernel serves a node of a type that has kernels on `provider`: an ONNX Runtime session would refuse the model."""
+    first = next(iter(inputs.values()))
+    names = [name for name in CUDA_DTYPES if IR_DTYPES[name] == first.dtype]
+    if provider != "cuda" or not names:
+        return None
+    widths = {name: value.shape[2] for name, value in inputs.items() if value.shape is not None and len(value.shape) == 3}
+    known = {name: width for name, width in widths.items() if isinstance(width, int)}
+    return cuda_refusal(spec, dtype=names[0], head_sizes=head_sizes(spec, known))
 
 
 def kernel_note(op_type: str, dtype: ir.DataType | None, provider: str) -> str:

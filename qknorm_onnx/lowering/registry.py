@@ -15,7 +15,7 @@ from qknorm_onnx.graph.body_signature import signature_of
 from qknorm_onnx.graph.known_fields import unknown_fields
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass, canonical_nodes, onnx_opset, scopes
 from qknorm_onnx.graph.qk_norm_node import input_values, is_attention_node, read_attention_node, read_rotary_node
-from qknorm_onnx.lowering.custom_op import CUSTOM_OP, kernel_note
+from qknorm_onnx.lowering.custom_op import CUSTOM_OP, kernel_note, kernel_refusal
 from qknorm_onnx.lowering.opset import raise_opset
 from qknorm_onnx.lowering.ort_contrib import ORT_CONTRIB
 from qknorm_onnx.lowering.primitive_onnx import PRIMITIVE
@@ -83,6 +83,8 @@ def _lower_node(node: ir.Node, taken: set[str], *, target: str, provider: str, o
     refusals: list[str] = []
     for candidate in _chain(target):
         refusal = _refusal(candidate, spec, opset, converted=candidate.name == target)
+        if refusal is None and candidate.emit is None:
+            refusal = kernel_refusal(spec, present, provider)
         if refusal is None and candidate.emit is None:
             note = kernel_note(node.op_type, signature.inputs[0].dtype if signature.inputs[0] else None, provider)
             return LoweringOutcome(name=name, target=candidate.name, note=note)

@@ -13,9 +13,11 @@ from pathlib import Path
 import onnx_ir as ir
 
 from qknorm_onnx import custom_ops
-from qknorm_onnx.spec.signature import DOMAIN, KERNEL_DTYPES, Provider
+from qknorm_onnx.graph.qk_norm_node import input_values, is_attention_node, read_attention_node, read_rotary_node
+from qknorm_onnx.spec.cuda_support import cuda_refusal, head_sizes
+from qknorm_onnx.spec.signature import DOMAIN, KERNEL_DTYPES, Dtype, Provider
 
-_DTYPE_NAMES = {
+_DTYPE_NAMES: dict[ir.DataType, Dtype] = {
     ir.DataType.FLOAT: "float32",
     ir.DataType.DOUBLE: "float64",
     ir.DataType.FLOAT16: "float16",
@@ -41,6 +43,8 @@ def native_kernels_for(model: ir.Model, *, provider: Provider) -> NativeKernels:
         if missing:
             return NativeKernels(None, missing)
     try:
+        if provider == "cuda":
+            custom_ops.kernel_pack_path()
         return NativeKernels(custom_ops.library_path())
     except FileNotFoundError as error:
         return NativeKernels(None, str(error))
@@ -55,7 +59,16 @@ def _canonical_nodes(model: ir.Model) -> Iterator[ir.Node]:
 def _missing_kernel(node: ir.Node, provider: Provider) -> str:
     first = node.inputs[0]
     dtype = first.dtype if first is not None else None
-    name = _DTYPE_NAMES.get(dtype, "an unknown type") if dtype is not None else "an unknown type"
-    if name in KERNEL_DTYPES.get((node.op_type, provider), ()):
-        return ""
-    return f"there is no {provider} kernel of {node.op_type} for {name} (node {node.name})"
+    name = _DTYPE_NAMES.get(dtype) if dtype is not None else None
+    if name is not None and name in KERNEL_DTYPES.get((node.op_type, provider), ()):
+        reason = _cuda_refusal(node, name) if provider == "cuda" else None
+        return f"{reason} (node {node.name})" if reason else ""
+    return f"there is no {provider} kernel of {node.op_type} for {name or 'an unknown type'} (node {node.name})"
+
+
+def _cuda_refusal(node: ir.Node, dtype: Dtype) -> str | None:
+    spec, inputs = read_attention_node(node) if is_attention_node(node) else read_rotary_node(node)
+    shapes = {name: value.shape for name, value in input_values(inputs).items() if value and value.shape}
+    widths = {name: shape[2] for name, shape in shapes.items() if len(shape) == 3}
+    known = {name: width for name, width in widths.items() if isinstance(width, int)}
+    return cuda_refusal(spec, dtype=dtype, head_sizes=head_sizes(spec, known))

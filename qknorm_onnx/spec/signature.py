@@ -112,7 +112,7 @@ KERNEL_DTYPES: Final[MappingProxyType[tuple[str, Provider], tuple[Dtype, ...]]] 
     {
         (ATTENTION_OP, "cpu"): DTYPES,
         (ROTARY_OP, "cpu"): DTYPES,
-        (ATTENTION_OP, "cuda"): (),
-        (ROTARY_OP, "cuda"): (),
+        (ATTENTION_OP, "cuda"): ("float32", "float16", "bfloat16"),
+        (ROTARY_OP, "cuda"): ("float32", "float16", "bfloat16"),
     }
 )

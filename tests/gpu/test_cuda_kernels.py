@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from qknorm_onnx.custom_ops.kernels.cuda.tiles import Tile
-from qknorm_onnx.lowering.cuda_support import cuda_refusal
+from qknorm_onnx.spec.cuda_support import cuda_refusal
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
 from qknorm_onnx.spec.reference import qk_norm_attention
 from qknorm_onnx.torch_export import triton_attention

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from qknorm_onnx.lowering.cuda_support import cuda_refusal
+from qknorm_onnx.spec.cuda_support import cuda_refusal
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec
 from tests.contract import spec_cases
 from tests.gpu.judge import check_attention, check_rotary, rounded

@@ -106,6 +106,7 @@ struct CustomOp {
     size_t* size)                                                                                                   \
   X(163, KernelInfoGetAttributeArray_int64, OrtStatus*, const OrtKernelInfo* info, const char* name, int64_t* out,  \
     size_t* size)                                                                                                   \
+  X(193, KernelContext_GetGPUComputeStream, OrtStatus*, const OrtKernelContext* context, void** out)                \
   X(244, KernelInfo_GetNodeName, OrtStatus*, const OrtKernelInfo* info, char* out, size_t* size)                    \
   X(267, ShapeInferContext_GetInputCount, OrtStatus*, const OrtShapeInferContext* context, size_t* out)             \
   X(268, ShapeInferContext_GetInputTypeShape, OrtStatus*, const OrtShapeInferContext* context, size_t index,        \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec
@@ -35,3 +36,12 @@ def cuda_refusal(spec: QKNormSpec | QKNormRotarySpec, *, dtype: Dtype, head_size
 
 def _groups(spec: QKNormSpec | QKNormRotarySpec) -> int:
     return spec.norm.groups if isinstance(spec, QKNormSpec) else spec.groups
+
+
+def head_sizes(spec: QKNormSpec | QKNormRotarySpec, widths: Mapping[str, int]) -> tuple[int, ...]:
+    """D and Dv, as far as the last dimensions of the inputs `query`, `value` or `x` say them."""
+    if isinstance(spec, QKNormRotarySpec):
+        heads = {"x": spec.num_heads}
+    else:
+        heads = {"query": spec.attention.q_num_heads, "value": spec.attention.kv_num_heads}
+    return tuple(widths[name] // count for name, count in heads.items() if name in widths)

@@ -1,0 +1,102 @@
+"""What the lowering and the session do about specs that the CUDA kernels refuse."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from qknorm_onnx import custom_ops
+from qknorm_onnx.graph.qk_norm_node import is_attention_node
+from qknorm_onnx.lowering.registry import lower
+from qknorm_onnx.runtime.native_kernels import native_kernels_for
+from qknorm_onnx.spec import signature
+from tests.contract.case_models import model_of
+from tests.contract.spec_cases import case
+
+
+def model_and_outcome(one, dtype="float32", *, target="custom-op"):
+    model = model_of([one], dtype)
+    (outcome,) = lower(model, target=target, provider="cuda")
+    return model, outcome
+
+
+def kept(model):
+    return [node for node in model.graph.all_nodes() if is_attention_node(node)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_served_node_is_kept_for_the_kernel(dtype):
+    model, outcome = model_and_outcome(case("served"), dtype)
+    assert (outcome.target, outcome.note) == ("custom-op", "")
+    assert len(kept(model)) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "reason"),
+    [
+        (case("wide", softmax_precision="float64"), "softmax_precision 'float64' has none"),
+        (case("large", head_size=300), "a head of 300 values has no CUDA kernel: 256 is the largest"),
+    ],
+    ids=["softmax", "head"],
+)
+def test_a_refused_node_is_inlined_and_the_reason_said(one, reason):
+    model, outcome = model_and_outcome(one)
+    assert outcome.target == "primitive"
+    assert reason in outcome.note
+    assert not kept(model)
+
+
+def test_without_a_pack_the_library_is_not_registered_for_cuda(monkeypatch, tmp_path):
+    model, _ = model_and_outcome(case("served"))
+    (tmp_path / custom_ops.LIBRARY_NAME).write_bytes(b"")
+    monkeypatch.setattr(custom_ops, "library_path", lambda: tmp_path / custom_ops.LIBRARY_NAME)
+    found = native_kernels_for(model, provider="cuda")
+    assert found.library is None
+    assert "there is no CUDA kernel pack in" in found.reason
+    assert "compile_kernels --out" in found.reason
+    (tmp_path / "cuda_kernels").mkdir()
+    (tmp_path / "cuda_kernels" / "manifest.json").write_text("{}")
+    assert native_kernels_for(model, provider="cuda").library == tmp_path / custom_ops.LIBRARY_NAME
+
+
+def test_the_library_registers_the_cuda_kernels_of_the_signature():
+    registered = {(k["op"], k["dtype"]) for k in custom_ops.build_info()["kernels"] if k["provider"] == "cuda"}
+    promised = {(op, d) for (op, provider), dtypes in signature.KERNEL_DTYPES.items() if provider == "cuda" for d in dtypes}
+    assert registered == promised
+    assert len(registered) == 6
+
+
+SESSION = """
+import sys
+import onnxruntime
+from qknorm_onnx.custom_ops import library_path
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 4
+options.register_custom_ops_library(str(library_path()))
+session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
+print(session.get_providers())
+"""
+
+
+def test_a_cpu_session_needs_no_driver(tmp_path):
+    """The library opens libcuda only when a session makes a CUDA kernel."""
+    model, _ = model_and_outcome(case("served"))
+    path = tmp_path / "model.onnx"
+    onnx.save(ir.to_proto(model), path)
+    trace = "import ctypes, os\n" + SESSION + "assert 'libcuda' not in open('/proc/self/maps').read()\n"
+    done = subprocess.run([sys.executable, "-c", trace, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "CPUExecutionProvider" in done.stdout
+
+
+def test_the_check_of_driver_and_pack_is_one_sentence(driver, tmp_path):
+    message = ctypes.create_string_buffer(512)
+    assert driver.launcher.qknorm_cuda_check(message) == 0
+    driver.use_pack(tmp_path)
+    assert driver.launcher.qknorm_cuda_check(message) != 0
+    assert message.value.decode().startswith("the CUDA kernel pack lacks")
