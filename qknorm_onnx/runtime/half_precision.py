@@ -105,7 +105,7 @@ class _Conversion:
         if varying and all(value in self.positions for value in varying):
             self.positions.update(outputs)
             return True
-        if node.op_type in _STATISTICS:
+        if _is_statistic(node):
             self.statistics.update(outputs)
             return True
         if node.op_type in _STATISTIC_ARITHMETIC and any(value in self.statistics for value in floats):
@@ -191,7 +191,15 @@ def _feeds_only_statistics(node: ir.Node) -> bool:
     """Squares, deviations and absolute values that only a statistic reads (LayerNorm's deviations are read twice)."""
     square = node.op_type in ("Pow", "Abs") or (node.op_type == "Mul" and node.inputs[0] is node.inputs[1])
     readers = [use.node for use in node.outputs[0].uses()]
-    return square and bool(readers) and all(reader.op_type in _STATISTICS for reader in readers)
+    return square and bool(readers) and all(_is_statistic(reader) for reader in readers)
+
+
+def _is_statistic(node: ir.Node) -> bool:
+    """A mean, a sum, or the largest magnitude of a row (a softmax looks for the largest value instead)."""
+    if node.op_type != "ReduceMax":
+        return node.op_type in _STATISTICS
+    source = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return source is not None and source.op_type == "Abs"
 
 
 def _is_explicit_float32(node: ir.Node) -> bool:
