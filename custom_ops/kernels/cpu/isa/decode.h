@@ -61,8 +61,8 @@ class Decode {
       if (scratch.data() == nullptr) return;
       const int64_t end = smaller((task + 1) * kRowsPerTask, pairs_ * rows_);
       for (int64_t i = task * kRowsPerTask; i < end; ++i) {
-        queries_.prepare(i / rows_ / p_.kv_heads, head_of(i / rows_, i % rows_), i % rows_ % p_.num_queries,
-                         logits_.q_factor(), scratch.data(), prepared_queries_ + i * p_.head_size);
+        queries_.prepare_row(i / rows_ / p_.kv_heads, head_of(i / rows_, i % rows_), i % rows_ % p_.num_queries,
+                             logits_.q_factor(), scratch.data(), prepared_queries_ + i * p_.head_size);
       }
     });
   }
@@ -86,7 +86,7 @@ class Decode {
     const int64_t present_row = pair * p_.total_rows + past_length(p_, batch) + index;
     C* key = scratch + keys_.scratch_size();
     if (prepared_keys_ != nullptr) key = prepared_keys_ + (pair * p_.num_new_keys + index) * p_.head_size;
-    keys_.prepare(batch, pair % p_.kv_heads, index, C(1), scratch, key);
+    keys_.prepare_row(batch, pair % p_.kv_heads, index, C(1), scratch, key);
     if (p_.present_key != nullptr) {
       write_row(p_.dtype, key, p_.head_size, static_cast<T*>(p_.present_key) + present_row * p_.head_size);
     }

@@ -66,8 +66,8 @@ void prepare_all(const RotaryProblem& problem, Runtime& runtime) {
     const int64_t end = smaller((task + 1) * kTokensPerTask, tokens);
     for (int64_t token = task * kTokensPerTask; token < end; ++token) {
       for (int64_t head = 0; head < plan.num_heads; ++head) {
-        preparation.prepare(token / plan.length, head, token % plan.length, C(1), row.data() + plan.head_size,
-                            row.data());
+        preparation.prepare_row(token / plan.length, head, token % plan.length, C(1), row.data() + plan.head_size,
+                                row.data());
         write_row(plan.dtype, row.data(), plan.head_size,
                   element(problem.y, plan.dtype, (token * plan.num_heads + head) * plan.head_size));
       }

@@ -67,7 +67,7 @@ class KeyPanels {
     for (int64_t key = first_key; key < stop; key += columns) {
       const int64_t count = smaller(int64_t{columns}, stop - key);
       C* rows = scratch;
-      for (int64_t i = 0; i < count; ++i) key_row(batch, kv_head, key + i, rows + columns * size, rows + i * size);
+      key_rows(batch, kv_head, key, count, rows + columns * size, rows);
       C* panel = panels + key * size;
       for (int64_t half = 0; half < columns; half += kLanes<C>) {
         const int64_t present = larger(smaller(count - half, int64_t{kLanes<C>}), int64_t{0});
@@ -84,18 +84,19 @@ class KeyPanels {
   static constexpr int64_t kSlack = 8192;
   static constexpr int64_t kRowsAhead = 6;
 
-  void key_row(int64_t batch, int64_t kv_head, int64_t key, C* scratch, C* row) const {
-    const int64_t past = past_length(p_, batch);
+  void key_rows(int64_t batch, int64_t kv_head, int64_t first, int64_t count, C* scratch, C* rows) const {
+    const int64_t size = p_.head_size;
     const int64_t pair = batch * p_.kv_heads + kv_head;
-    if (key < past) {
-      read_row(p_.dtype, element(p_.past_key, p_.dtype, (pair * p_.past_rows + key) * p_.head_size), p_.head_size, row);
-      return;
+    const int64_t past = past_length(p_, batch);
+    const int64_t old = larger(smaller(past - first, count), int64_t{0});
+    if (old > 0) {
+      read_row(p_.dtype, element(p_.past_key, p_.dtype, (pair * p_.past_rows + first) * size), old * size, rows);
     }
-    keys_.prefetch(batch, kv_head, key - past + kRowsAhead);
-    keys_.prepare(batch, kv_head, key - past, C(1), scratch, row);
+    if (old == count) return;
+    keys_.prepare_rows(batch, kv_head, first + old - past, count - old, C(1), scratch, rows + old * size);
     if (p_.present_key != nullptr) {
-      write_row(p_.dtype, row, p_.head_size,
-                element(p_.present_key, p_.dtype, (pair * p_.total_rows + key) * p_.head_size));
+      void* present = element(p_.present_key, p_.dtype, (pair * p_.total_rows + first + old) * size);
+      write_row(p_.dtype, rows + old * size, (count - old) * size, present);
     }
   }
 

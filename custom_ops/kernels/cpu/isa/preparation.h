@@ -39,37 +39,27 @@ class Preparation {
     return element(plan_.x, plan_.dtype, row * plan_.head_size);
   }
 
-  // Starts to fetch a row that prepare() will need soon; the rows of one head lie far apart.
-  void prefetch(int64_t batch, int64_t head, int64_t position) const {
-    if (position >= plan_.length) return;
-    const char* row = static_cast<const char*>(source(batch, head, position));
-    const int64_t bytes = plan_.head_size * storage_size(plan_.dtype);
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
+  // Rows of consecutive positions, head_size apart in `rows`. The statistics of several rows come first: each is a
+  // chain of operations that wait for each other, and only those of different rows can run side by side.
+  void prepare_rows(int64_t batch, int64_t head, int64_t first, int64_t count, C factor, C* scratch, C* rows) const {
+    constexpr int64_t kAtOnce = 8;
+    const int64_t size = plan_.head_size;
+    for (int64_t done = 0; done < count; done += kAtOnce) {
+      NormStatistics statistics[kAtOnce];
+      const int64_t end = smaller(count, done + kAtOnce);
+      for (int64_t r = done; reads_in_place() && r < end; ++r) {
+        const C* x = static_cast<const C*>(source(batch, head, first + r));
+        if (!plan_.hidden_axis && plan_.groups == 1) statistics[r - done] = norm_statistics(plan_, x, size);
+      }
+      for (int64_t r = done; r < end; ++r) {
+        prepare(batch, head, first + r, factor, &statistics[r - done], scratch, rows + r * size);
+      }
+    }
   }
 
-  // Writes head_size values times `factor` to `out`.
-  void prepare(int64_t batch, int64_t head, int64_t position, C factor, C* scratch, C* out) const {
-    const int64_t size = plan_.head_size;
-    const bool normalised = plan_.kind != spec::NormKind::kNone;
-    const bool before_norm = plan_.rotary.order == spec::RotaryOrder::kBeforeNorm;
-    const C* x = out;
-    if (normalised && !before_norm && plan_.dtype == dtype_of<C>()) {
-      x = static_cast<const C*>(source(batch, head, position));  // read where it lies
-    } else {
-      read_row(plan_.dtype, source(batch, head, position), size, out);
-    }
-    if (before_norm) rotate_row(plan_.rotary, batch, head, position, scratch, out);
-    if (normalised) {
-      // All that follows is linear but for the bias: the factor can go into the norm's own.
-      const bool folded = bias_ == nullptr && !plan_.round_before_weight;
-      normalise(batch, head, position, folded ? factor : C(1), x, out);
-      if (folded) factor = 1;
-    }
-    if (plan_.rotary.order == spec::RotaryOrder::kAfterNorm) {
-      rotate_row(plan_.rotary, batch, head, position, scratch, out);
-    }
-    if (plan_.scale.dtype != QKNORM_ABSENT) scale(batch, head, position, scratch, out);
-    if (factor != C(1)) multiply_row(out, factor, size);
+  // One row, head_size values times `factor`.
+  void prepare_row(int64_t batch, int64_t head, int64_t position, C factor, C* scratch, C* out) const {
+    prepare_rows(batch, head, position, 1, factor, scratch, out);
   }
 
  private:
@@ -82,7 +72,41 @@ class Preparation {
     return copy;
   }
 
-  void normalise(int64_t batch, int64_t head, int64_t position, C factor, const C* x, C* out) const {
+  // Whether the norm's input is the row as it lies in memory.
+  bool reads_in_place() const {
+    return plan_.kind != spec::NormKind::kNone && plan_.rotary.order != spec::RotaryOrder::kBeforeNorm &&
+           plan_.dtype == dtype_of<C>();
+  }
+
+  // `known` holds the statistics where reads_in_place(), the axis is the head and there is one group.
+  void prepare(int64_t batch, int64_t head, int64_t position, C factor, const NormStatistics* known, C* scratch,
+               C* out) const {
+    const int64_t size = plan_.head_size;
+    const C* x = out;
+    if (reads_in_place()) {
+      x = static_cast<const C*>(source(batch, head, position));
+    } else {
+      read_row(plan_.dtype, source(batch, head, position), size, out);
+    }
+    if (plan_.rotary.order == spec::RotaryOrder::kBeforeNorm) {
+      rotate_row(plan_.rotary, batch, head, position, scratch, out);
+    }
+    if (plan_.kind != spec::NormKind::kNone) {
+      // All that follows is linear but for the bias: the factor can go into the norm's own.
+      const bool folded = bias_ == nullptr && !plan_.round_before_weight;
+      const bool simple = reads_in_place() && !plan_.hidden_axis && plan_.groups == 1;
+      normalise(batch, head, position, folded ? factor : C(1), simple ? known : nullptr, x, out);
+      if (folded) factor = 1;
+    }
+    if (plan_.rotary.order == spec::RotaryOrder::kAfterNorm) {
+      rotate_row(plan_.rotary, batch, head, position, scratch, out);
+    }
+    if (plan_.scale.dtype != QKNORM_ABSENT) scale(batch, head, position, scratch, out);
+    if (factor != C(1)) multiply_row(out, factor, size);
+  }
+
+  void normalise(int64_t batch, int64_t head, int64_t position, C factor, const NormStatistics* known, const C* x,
+                 C* out) const {
     const int64_t size = plan_.head_size;
     const C* weight = weight_ == nullptr ? nullptr : weight_ + head * plan_.weight.head_stride;
     const C* fused_weight = plan_.round_before_weight ? nullptr : weight;
@@ -93,8 +117,9 @@ class Preparation {
       const int64_t first = plan_.hidden_axis ? head * size : 0;
       const int64_t index = (first + begin) / group;
       const int64_t end = smaller((index + 1) * group - first, size);
-      NormStatistics statistics =
-          plan_.hidden_axis ? hidden_[token * plan_.groups + index] : norm_statistics(plan_, x + begin, end - begin);
+      NormStatistics statistics = known != nullptr    ? *known
+                                  : plan_.hidden_axis ? hidden_[token * plan_.groups + index]
+                                                      : norm_statistics(plan_, x + begin, end - begin);
       statistics.factor *= static_cast<double>(factor);
       apply_statistics(statistics, x + begin, fused_weight == nullptr ? nullptr : fused_weight + begin, end - begin,
                        out + begin);

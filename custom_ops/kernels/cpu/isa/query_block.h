@@ -111,10 +111,7 @@ class QueryBlock {
   void pack_queries(int64_t batch, const Strip<C>& strip, C* rows, C* packed) const {
     const int64_t size = p_.head_size;
     C* scratch = rows + kRows * size;
-    for (int64_t r = 0; r < strip.rows; ++r) {
-      queries_.prefetch(batch, strip.head, strip.first_query + r + kRows);
-      queries_.prepare(batch, strip.head, strip.first_query + r, logits_.q_factor(), scratch, rows + r * size);
-    }
+    queries_.prepare_rows(batch, strip.head, strip.first_query, strip.rows, logits_.q_factor(), scratch, rows);
     transpose_rows(rows, size, strip.rows, size, packed, kRows);
   }
 
