@@ -10,6 +10,8 @@ import zipfile
 import pytest
 import tomllib
 
+from qknorm_onnx.custom_ops import LIBRARY_NAME
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -35,6 +37,7 @@ def test_contents(wheel: pathlib.Path) -> None:
             if "tests" not in relative.parts:
                 assert f"{installed}/{relative.as_posix()}" in names
     assert "qknorm_onnx/py.typed" in names
+    assert f"qknorm_onnx/custom_ops/{LIBRARY_NAME}" in names
     assert not [name for name in names if "/tests/" in name or name.endswith((".pyc", ".o", ".a"))]
 
 
@@ -46,6 +49,7 @@ def test_it_works_outside_the_repository(wheel: pathlib.Path, tmp_path: pathlib.
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
         "import qknorm_onnx.spec.variants as variants, qknorm_onnx.torch_export, qknorm_onnx.custom_ops\n"
         "assert len(variants.VARIANTS) > 20\n"
+        f"assert str(qknorm_onnx.custom_ops.library_path()).startswith({str(tmp_path)!r})\n"
         "print(variants.__file__)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
