@@ -243,7 +243,6 @@ def test_step_by_step_equals_all_at_once(kernels: NativeLibrary) -> None:
     np.testing.assert_allclose(np.concatenate(rows, axis=1), expected, atol=1e-12)
 
 
-@pytest.mark.slow
 def test_more_logits_than_a_32_bit_index(library: NativeLibrary) -> None:
     """B64: S * T > 2^31; only a stripe of rows is compared, computed from the last queries alone."""
     rng = np.random.default_rng(13)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -84,8 +85,6 @@ def run(session: onnxruntime.InferenceSession, inputs: Mapping[str, Tensor]) -> 
 def _to_numpy(value: onnxruntime.OrtValue) -> Tensor:
     if value.data_type() != "tensor(bfloat16)":
         return value.numpy()
-    import ctypes
-
     shape = tuple(value.shape())
     count = int(np.prod(shape))
     raw = (ctypes.c_uint16 * count).from_address(value.data_ptr()) if count else b""
@@ -102,11 +101,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 def test_registered_kernels_are_those_of_the_signature() -> None:
     """Contract 7."""
     registered = {(kernel["op"], kernel["provider"], kernel["dtype"]) for kernel in custom_ops.build_info()["kernels"]}
-    promised = {
-        (op, provider, dtype)
-        for (op, provider), dtypes in signature.KERNEL_DTYPES.items()
-        for dtype in dtypes
-    }
+    promised = {(op, provider, dtype) for (op, provider), dtypes in signature.KERNEL_DTYPES.items() for dtype in dtypes}
     assert registered == promised
 
 
@@ -269,3 +264,23 @@ def test_library_serves_many_sessions(library_file: pathlib.Path) -> None:
     expected = qk_norm_attention(SPEC, inputs)["Y"]
     for session in (*sessions, *reversed(sessions)):
         assert relative_error(run(session, inputs)["Y"], expected) <= 1e-5
+
+
+def test_an_older_onnxruntime_is_told_so(library_file: pathlib.Path) -> None:
+    """B59: an ONNX Runtime whose table ends before our version gets a status with both versions."""
+    messages: list[str] = []
+    create_status = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)(
+        lambda _code, text: messages.append(text.decode()) or 1
+    )
+    table = (ctypes.c_void_p * 1)(ctypes.cast(create_status, ctypes.c_void_p).value)
+    get_api = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)(
+        lambda version: ctypes.addressof(table) if version == 1 else None
+    )
+    get_version = ctypes.CFUNCTYPE(ctypes.c_void_p)(lambda: ctypes.cast(version_text, ctypes.c_void_p).value)
+    version_text = ctypes.c_char_p(b"1.19.2")
+    base = (ctypes.c_void_p * 2)(ctypes.cast(get_api, ctypes.c_void_p).value, ctypes.cast(get_version, ctypes.c_void_p).value)
+    library = ctypes.CDLL(str(library_file))
+    library.RegisterCustomOps.restype = ctypes.c_void_p
+    assert library.RegisterCustomOps(None, ctypes.byref(base)) == 1
+    assert len(messages) == 1
+    assert "need ONNX Runtime 1.24 or newer; this is ONNX Runtime 1.19.2" in messages[0]
