@@ -46,7 +46,8 @@ SPELLINGS = {
     ),
     "L2 as torch writes it": (
         SHAPE
-        + "  {n}_l = ReduceL2<keepdims=1>({x}, last)\n  {n}_c = Clip({n}_l, eps)\n  {n}_b = Expand({n}_c, {n}_shape)\n  {y} = Div({x}, {n}_b)\n",
+        + "  {n}_l = ReduceL2<keepdims=1>({x}, last)\n  {n}_c = Clip({n}_l, eps)\n"
+        + "  {n}_b = Expand({n}_c, {n}_shape)\n  {y} = Div({x}, {n}_b)\n",
         NormSpec(q_kind="l2", k_kind="l2", epsilon_mode="clamp"),
     ),
     "L2 of a clamped square": (

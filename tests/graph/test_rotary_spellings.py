@@ -190,7 +190,8 @@ def test_something_that_only_looks_like_a_rotary_embedding_is_left_outside():
 
 
 def test_first_tokens_are_skipped():
-    inner = HALVES.replace("{x}", "{n}_others").replace("{y}", "{n}_done").replace("cos)", "cos_rest)").replace("sin)", "sin_rest)")
+    inner = HALVES.replace("{x}", "{n}_others").replace("{y}", "{n}_done")
+    inner = inner.replace("cos)", "cos_rest)").replace("sin)", "sin_rest)")
     tokens = "  {n}_head = Slice({x}, zero1, two1, two1)\n  {n}_others = Slice({x}, two1, end, two1)\n"
     rotary = tokens + inner + "  {y} = Concat<axis=2>({n}_head, {n}_done)\n"
     tables = """
