@@ -127,6 +127,13 @@ def test_decode_with_mask_and_sink(splits, mask):
     check(spec, rounded(inputs, "float32"), "float32", choices=dataclasses.replace(SMALL, splits=splits))
 
 
+def test_decode_of_a_layer_norm_with_a_padded_head():
+    """The mean is not subtracted from the padding behind the head, which the dot product would see."""
+    spec = spec_of(norm="layer", heads=(4, 2))
+    inputs = rounded(inputs_of(spec, length=1, size=12, past=3), "float32")
+    check(spec, inputs, "float32")
+
+
 def test_decode_equals_the_general_path():
     spec = spec_of(heads=(6, 2), is_causal=True)
     inputs = to_torch(rounded(inputs_of(spec, length=1, size=16, past=20), "float32"))

@@ -75,6 +75,19 @@ def test_two_builds_are_the_same(small_pack, tmp_path):
     assert contents(tmp_path / "again") == contents(small_pack / "pack")
 
 
+def test_pytorchs_launcher_compiles_at_run_time():
+    """The same kernels specialised by the arguments of a call, as on a GPU."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = str(ROOT / "tests" / "gpu" / "jit_compilation.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "prepare (38, 40, 1) - -1",
+        "prefill (3, 32, 1) HGMMA 0",
+        "decode (1, 8, 2) HMMA 0",
+    ]
+
+
 @pytest.mark.slow
 def test_the_whole_pack(tmp_path):
     done = compile_kernels(tmp_path / "cache", "--out", str(tmp_path / "pack"), "--report", str(tmp_path / "report.md"))

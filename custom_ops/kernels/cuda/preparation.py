@@ -177,4 +177,5 @@ def prepare_rows(
         other = gained(other, mean, in_range, inverse, side, weight_at, bias_at, partner, turning)
     y = tl.where(turning & has(flags, ROTATED_LAST), y * cos + other * sin, y)
     scaled = mask & has(flags, SCALE)
-    return y * load_parameter(side.scale, scale_at + columns * side.scale_column, scaled, has(flags, SCALE_FLOAT32), 1.0)
+    y *= load_parameter(side.scale, scale_at + columns * side.scale_column, scaled, has(flags, SCALE_FLOAT32), 1.0)
+    return tl.where(mask, y, 0.0)  # a LayerNorm moves the zeros behind the head, too
