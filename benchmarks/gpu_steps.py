@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 import triton
+
 from benchmarks.gpu_cases import Shape, checks, ours, prepared, torch_ways
 from benchmarks.gpu_timing import copy_bandwidth, matmul_rate, seconds
-
 from qknorm_onnx.torch_export import triton_attention
 
 
@@ -127,7 +127,10 @@ def measure_limits(plan: Plan, report: Report, deadline: float) -> None:
     report.table("Limits in the same run", ("what", "rate"), rows)
 
 
-def _row(name: str, call: Callable[[], Any], plan: Plan, work: float, limit: float, *, flush: bool) -> tuple[float, tuple[str, ...]]:
+Timed = tuple[float, tuple[str, ...]]  # seconds, and the cells of a row
+
+
+def _row(name: str, call: Callable[[], Any], plan: Plan, work: float, limit: float, *, flush: bool) -> Timed:
     try:
         taken = seconds(call, device=plan.device, repeats=plan.repeats, flush=flush)
     except (RuntimeError, torch.OutOfMemoryError) as error:
@@ -140,7 +143,16 @@ COLUMNS = ("way", "µs", "G/s", "of the limit", "note")
 
 
 def _compared(
-    title: str, shape: Shape, inputs: Any, plan: Plan, report: Report, mine: list[tuple[str, Any]], *, work: float, limit: float, flush: bool
+    title: str,
+    shape: Shape,
+    inputs: Any,
+    plan: Plan,
+    report: Report,
+    mine: list[tuple[str, Any]],
+    *,
+    work: float,
+    limit: float,
+    flush: bool,
 ) -> None:
     """One table: our ways, then PyTorch's."""
     timed = [_row(name, call, plan, work, limit, flush=flush) for name, call in mine]

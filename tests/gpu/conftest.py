@@ -11,8 +11,8 @@ from tests.gpu import interpreter
 
 interpreter.start()
 
-from tests.gpu.fake_pack import write_fake_pack
-from tests.gpu.stand_in_driver import StandInDriver, build_stand_in
+from tests.gpu.fake_pack import write_fake_pack  # noqa: E402
+from tests.gpu.stand_in_driver import StandInDriver, build_stand_in  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -113,20 +113,20 @@ class StandInDriver:
     ) -> list[Any]:
         """QKNormAttention through the C++ launcher; Y, present_key, present_value as far as asked for."""
         attributes = kernel_call.pack_attributes(spec)
-        tensors, _alive = kernel_call._tensors(ATTENTION_INPUT_NAMES, inputs)
-        shapes, message = kernel_call._Shapes(), kernel_call._Message()
+        tensors, _alive = kernel_call.pack_tensors(ATTENTION_INPUT_NAMES, inputs)
+        shapes, message = kernel_call.Shapes(), kernel_call.Message()
         zeroed = {**inputs, "cache_length": np.zeros_like(inputs["cache_length"])} if "cache_length" in inputs else inputs
-        checked, _also = kernel_call._tensors(ATTENTION_INPUT_NAMES, zeroed)
+        checked, _also = kernel_call.pack_tensors(ATTENTION_INPUT_NAMES, zeroed)
         code = self.launcher.qknorm_cpu_attention_shapes(
             ctypes.byref(attributes), checked, ctypes.byref(shapes), ctypes.byref(message)
         )
-        kernel_call._raise_on(code, message)
+        kernel_call.raise_on(code, message)
         dtype = inputs["query"].dtype
-        outputs = [kernel_call._poisoned(tuple(shape), dtype) for shape in (shapes.y, shapes.present_key, shapes.present_value)]
+        outputs = [kernel_call.poisoned(tuple(shape), dtype) for shape in (shapes.y, shapes.present_key, shapes.present_value)]
         if in_place:
             outputs[1:] = [inputs["past_key"], inputs["past_value"]]
         pointers = [ctypes.c_void_p(o.ctypes.data) if i < num_outputs else None for i, o in enumerate(outputs)]
-        with kernel_call._executor(1) as executor:
+        with kernel_call.PythonExecutor(1) as executor:
             code = self.launcher.qknorm_cuda_attention(
                 ctypes.byref(attributes), tensors, *pointers, ctypes.c_void_p(stream), executor, ctypes.byref(message)
             )
@@ -136,10 +136,10 @@ class StandInDriver:
     def rotary(self, spec: Any, inputs: Mapping[str, Any]) -> Any:
         """QKNormRotary through the C++ launcher."""
         attributes = kernel_call.pack_attributes(spec)
-        tensors, _alive = kernel_call._tensors(ROTARY_INPUT_NAMES, inputs)
-        message = kernel_call._Message()
-        y = kernel_call._poisoned(inputs["x"].shape, inputs["x"].dtype)
-        with kernel_call._executor(1) as executor:
+        tensors, _alive = kernel_call.pack_tensors(ROTARY_INPUT_NAMES, inputs)
+        message = kernel_call.Message()
+        y = kernel_call.poisoned(inputs["x"].shape, inputs["x"].dtype)
+        with kernel_call.PythonExecutor(1) as executor:
             code = self.launcher.qknorm_cuda_rotary(
                 ctypes.byref(attributes), tensors, ctypes.c_void_p(y.ctypes.data), None, executor, ctypes.byref(message)
             )
@@ -149,7 +149,7 @@ class StandInDriver:
     def _raise(self, code: int, message: Any) -> None:
         if self.errors:
             raise self.errors.pop()
-        kernel_call._raise_on(code, message)
+        kernel_call.raise_on(code, message)
 
     def _on_launch(self, pointer: Any) -> None:
         try:
@@ -163,9 +163,7 @@ class StandInDriver:
         block = ctypes.string_at(raw.arguments, raw.arguments_size)
         values, scratch = unpack_block(block, entry["types"])
         arguments = dict(zip(entry["names"], values, strict=True))
-        launch = Launch(
-            content, entry, tuple(raw.grid), raw.block, raw.shared, raw.stream or 0, arguments, scratch
-        )  # type: ignore[arg-type]
+        launch = Launch(content, entry, tuple(raw.grid), raw.block, raw.shared, raw.stream or 0, arguments, scratch)  # type: ignore[arg-type]
         self.launches.append(launch)
         if self.runs_kernels:
             run(launch)

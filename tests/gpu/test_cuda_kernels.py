@@ -33,7 +33,10 @@ def check(spec, inputs, dtype, *, num_outputs=1, choices=SMALL):
     check_attention(spec, inputs, list(outputs)[:num_outputs], dtype)
 
 
-@pytest.mark.parametrize(("dtype", "case"), [(DTYPES[i % 3], c) for i, c in enumerate(SERVED[4::11])], ids=lambda v: getattr(v, "id", v))
+SOME = [(DTYPES[i % 3], case) for i, case in enumerate(SERVED[4::11])]
+
+
+@pytest.mark.parametrize(("dtype", "case"), SOME, ids=lambda value: getattr(value, "id", value))
 def test_kernels_compute_the_reference(dtype, case):
     check(case.spec, rounded(case.inputs, dtype), dtype, num_outputs=case.num_outputs)
 
@@ -60,7 +63,7 @@ def inputs_of(spec, *, length, size, past=None, capacity=None, value_size=None, 
     shapes = {"query": (batch, length, heads * size), "key": (batch, length, kv * size), "value": (batch, length, kv * values)}
     shapes |= {"q_norm_weight": (heads, size), "k_norm_weight": (size,)}
     if spec.rotary.order != "none":
-        shapes |= {name: (batch, length, size // 2) for name in ("cos", "sin")}
+        shapes |= dict.fromkeys(("cos", "sin"), (batch, length, size // 2))
     if past is not None:
         rows = capacity or past
         shapes |= {"past_key": (batch, kv, rows, size), "past_value": (batch, kv, rows, values)}
@@ -147,9 +150,7 @@ def test_a_cache_in_place():
     spec = spec_of(is_causal=True)
     given = rounded(inputs_of(spec, length=2, size=16, past=6, capacity=9), "float32")
     inputs = to_torch(given)
-    y, key, value = triton_attention.attention(
-        spec, inputs, present=(inputs["past_key"], inputs["past_value"]), choices=SMALL
-    )
+    y, key, value = triton_attention.attention(spec, inputs, present=(inputs["past_key"], inputs["past_value"]), choices=SMALL)
     assert key is inputs["past_key"] and value is inputs["past_value"]
     check_attention(spec, given, [y, key, value], "float32")
 
@@ -208,7 +209,7 @@ def test_parameters_of_every_type_mixture():
 
 @pytest.mark.parametrize("case", [case for case in CASES if cuda_refusal(case.spec, dtype="float32")], ids=lambda case: case.id)
 def test_refusals_are_errors(case):
-    with pytest.raises(SpecError, match="no CUDA kernel|computes? the softmax in float32"):
+    with pytest.raises(SpecError, match=r"no CUDA kernel|computes? the softmax in float32"):
         triton_attention.attention(case.spec, to_torch(rounded(case.inputs, "float32")))
 
 

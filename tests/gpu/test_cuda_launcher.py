@@ -37,7 +37,7 @@ def plain_inputs(*, batch=1, length=3, size=128, dtype="bfloat16", past=None, ca
     shapes |= {"q_norm_weight": (size,), "k_norm_weight": (size,)}
     if past is not None:
         rows = past if capacity is None else capacity
-        shapes |= {name: (batch, 2, rows, size) for name in ("past_key", "past_value")}
+        shapes |= dict.fromkeys(("past_key", "past_value"), (batch, 2, rows, size))
     inputs = rounded({name: rng.normal(size=shape) for name, shape in shapes.items()}, dtype)
     return inputs if capacity is None else {**inputs, "cache_length": np.full(batch, past, dtype=np.int64)}
 
@@ -223,7 +223,10 @@ def test_a_missing_a_damaged_and_a_foreign_pack_are_told(driver, fake_pack, tmp_
             driver.attention(PLAIN, plain_inputs())
 
 
-@pytest.mark.parametrize("case", [case for case in CASES.values() if cuda_refusal(case.spec, dtype="float32")], ids=lambda c: c.id)
+REFUSED = [case for case in CASES.values() if cuda_refusal(case.spec, dtype="float32")]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.id)
 def test_the_launcher_refuses_what_the_lowering_was_told(driver, case):
     with pytest.raises(KernelError) as error:
         driver.attention(case.spec, rounded(case.inputs, "float32"), num_outputs=case.num_outputs)

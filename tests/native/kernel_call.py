@@ -50,11 +50,11 @@ class _Tensor(ctypes.Structure):
     )
 
 
-class _Message(ctypes.Structure):
+class Message(ctypes.Structure):
     _fields_ = (("text", ctypes.c_char * 512),)
 
 
-class _Shapes(ctypes.Structure):
+class Shapes(ctypes.Structure):
     _fields_ = (("y", ctypes.c_int64 * 3), ("present_key", ctypes.c_int64 * 4), ("present_value", ctypes.c_int64 * 4))
 
 
@@ -90,7 +90,7 @@ def pack_attributes(spec: QKNormSpec | QKNormRotarySpec) -> ctypes.Structure:
     return packed
 
 
-def _tensors(names: tuple[str, ...], inputs: Mapping[str, Tensor | None]) -> tuple[Any, list[Any]]:
+def pack_tensors(names: tuple[str, ...], inputs: Mapping[str, Tensor | None]) -> tuple[Any, list[Any]]:
     packed = (_Tensor * len(names))()
     alive: list[Any] = []
     for index, name in enumerate(names):
@@ -132,54 +132,54 @@ class NativeLibrary:
     ) -> dict[str, Tensor]:
         """QKNormAttention. `outputs` gives buffers to write to (a cache in place); `threads` 0 runs without an executor."""
         attributes = pack_attributes(spec)
-        tensors, _alive = _tensors(signature.ATTENTION_INPUT_NAMES, inputs)
-        message, shapes = _Message(), _Shapes()
+        tensors, _alive = pack_tensors(signature.ATTENTION_INPUT_NAMES, inputs)
+        message, shapes = Message(), Shapes()
         code = self._library.qknorm_cpu_attention_shapes(
             ctypes.byref(attributes), tensors, ctypes.byref(shapes), ctypes.byref(message)
         )
-        _raise_on(code, message)
+        raise_on(code, message)
         given = dict(outputs or {})
         dtype = inputs["query"].dtype  # type: ignore[union-attr]
-        result = {"Y": given.get("Y", _poisoned(tuple(shapes.y), dtype))}
+        result = {"Y": given.get("Y", poisoned(tuple(shapes.y), dtype))}
         if with_present:
             for name in ("present_key", "present_value"):
-                result[name] = given.get(name, _poisoned(tuple(getattr(shapes, name)), dtype))
+                result[name] = given.get(name, poisoned(tuple(getattr(shapes, name)), dtype))
         pointers = [
             ctypes.c_void_p(result[name].ctypes.data) if name in result else None
             for name in ("Y", "present_key", "present_value")
         ]
-        with _PythonExecutor(threads) as executor:
+        with PythonExecutor(threads) as executor:
             code = self._library.qknorm_cpu_attention(
                 ctypes.byref(attributes), tensors, *pointers, executor, ctypes.byref(message)
             )
-        _raise_on(code, message)
+        raise_on(code, message)
         return result
 
     def rotary(self, spec: QKNormRotarySpec, inputs: Mapping[str, Tensor | None], *, threads: int = 0) -> dict[str, Tensor]:
         """QKNormRotary."""
         attributes = pack_attributes(spec)
-        tensors, _alive = _tensors(signature.ROTARY_INPUT_NAMES, inputs)
-        message = _Message()
-        y = _poisoned(inputs["x"].shape, inputs["x"].dtype)  # type: ignore[union-attr]
-        with _PythonExecutor(threads) as executor:
+        tensors, _alive = pack_tensors(signature.ROTARY_INPUT_NAMES, inputs)
+        message = Message()
+        y = poisoned(inputs["x"].shape, inputs["x"].dtype)  # type: ignore[union-attr]
+        with PythonExecutor(threads) as executor:
             code = self._library.qknorm_cpu_rotary(
                 ctypes.byref(attributes), tensors, ctypes.c_void_p(y.ctypes.data), executor, ctypes.byref(message)
             )
-        _raise_on(code, message)
+        raise_on(code, message)
         return {"Y": y}
 
 
-def _poisoned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+def poisoned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
     """An output buffer full of NaN: what the kernel does not write shows."""
     return np.full(shape, np.nan, dtype=dtype)
 
 
-def _raise_on(code: int, message: _Message) -> None:
+def raise_on(code: int, message: Message) -> None:
     if code:
         raise KernelError(message.text.decode())
 
 
-class _PythonExecutor:
+class PythonExecutor:
     """An executor on Python threads; None for 0 threads."""
 
     def __init__(self, threads: int) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qknorm_onnx.custom_ops.kernels.cuda.preparation import load_parameter, prepare_rows
 from qknorm_onnx.custom_ops.kernels.cuda.prefill import attend, head_rows
+from qknorm_onnx.custom_ops.kernels.cuda.preparation import load_parameter, prepare_rows
 from qknorm_onnx.custom_ops.kernels.cuda.prologue import append_position, first_position
 from qknorm_onnx.custom_ops.kernels.cuda.softmax_tile import masked_by_input, power, tile_logits, with_sink
 

@@ -63,13 +63,14 @@ class Image:
         head = {"DP": self.padded}
         turn = {"INTERLEAVED": self.interleaved}
         logits = {"CAP": self.capped, "MASK": self.masked, "PRECISION": "tf32x3"}
-        return {
+        of_kernel: dict[str, dict[str, Any]] = {
             "prepare": {"BM": tile.rows, **head, **turn, "STATISTICS": self.statistics},
             "row_statistics": {"WIDTH": STATISTICS_WIDTH},
             "prefill": {"BM": tile.rows, "BN": tile.keys, **head, **logits},
             "decode": {"HEADS": HEADS_OF_DECODE, "BN": tile.keys, **head, **turn, **logits},
             "combine": {"NS": MOST_SPLITS, **head, "MASK": self.masked},
-        }[self.kernel]
+        }
+        return of_kernel[self.kernel]
 
 
 def all_images() -> tuple[Image, ...]:
