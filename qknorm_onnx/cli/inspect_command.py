@@ -5,26 +5,41 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
 
 import click
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from qknorm_onnx.cli.fusion_tables import print_report, report_as_data
-from qknorm_onnx.cli.options import existing_model, json_option, require_fusion_option
+from qknorm_onnx.cli.options import existing_model, json_option, require_fusion_option, require_known_target
 from qknorm_onnx.errors import FusionRequiredError
+
+if TYPE_CHECKING:
+    from qknorm_onnx.runtime.placement import NodePlacement
+    from qknorm_onnx.spec.signature import Provider
+
+RUNS_IN_STYLES: Final = {"native kernel": "green", "function body": "yellow", "unknown": "yellow"}
 
 
 @click.command("inspect")
 @existing_model
 @require_fusion_option
+@click.option("--placement", is_flag=True, help="Also create a session and say which kernel runs each fused node.")
+@click.option("--provider", default="cpu", show_default=True, help="With --placement: the session is on cpu or cuda.")
 @json_option
-def command(model: Path, require_fusion: bool, as_json: bool) -> None:
+def command(model: Path, require_fusion: bool, placement: bool, provider: str, as_json: bool) -> None:
     """List each attention of the ONNX file MODEL: fused or not, its spec in one line, or why not. Changes nothing."""
+    require_known_target("custom-op", provider)
     from qknorm_onnx.inspection import inspect_model
 
     inspection = inspect_model(model)
+    placements = _placements(model, provider) if placement else None
     if as_json:
         found = {"model": str(model), "recognised": report_as_data(inspection.recognised)["fused"]}
+        if placements is not None:
+            found["placement"] = [dataclasses.asdict(item) for item in placements]
         click.echo(json.dumps({**found, **report_as_data(inspection.present)}))
     else:
         console = Console()
@@ -32,9 +47,32 @@ def command(model: Path, require_fusion: bool, as_json: bool) -> None:
         if inspection.recognised.fused:
             print_report(console, inspection.recognised, fused_word="recognised")
             console.print(f"'qknorm-onnx fuse {model} OUT' makes each of these one node", highlight=False)
+        if placements is not None:
+            _print_placements(console, placements)
     if require_fusion and (inspection.recognised.fused or not inspection.present.complete):
         missing = dataclasses.asdict(inspection.present)["declined"]
         count = len(inspection.recognised.fused) + len(missing)
         raise FusionRequiredError(
             f"{count} QK-Norm attention(s) of {model} are not one node" if count else f"no QK-Norm attention found in {model}"
         )
+
+
+def _placements(model: Path, provider: str) -> tuple[NodePlacement, ...]:
+    from qknorm_onnx.runtime.placement import node_placements
+
+    return node_placements(model, provider=cast("Provider", provider))
+
+
+def _print_placements(console: Console, placements: tuple[NodePlacement, ...]) -> None:
+    """One row for each canonical node, then the count of those that run natively."""
+    if not placements:
+        console.print("no node of the domain ai.qknorm to place")
+        return
+    table = Table("node", "operator", "runs in", "by, or why not", title="Placement", title_justify="left")
+    for item in placements:
+        detail = item.reason or f"{item.kernel} ({item.execution_provider})"
+        style = RUNS_IN_STYLES[item.runs_in]
+        table.add_row(escape(item.name), item.op_type, f"[{style}]{item.runs_in}[/]", escape(detail))
+    console.print(table)
+    native = sum(item.runs_in == "native kernel" for item in placements)
+    console.print(f"{native} of {len(placements)} nodes run in the native kernel", highlight=False)

@@ -35,7 +35,7 @@ class NativeKernels:
 
 def native_kernels_for(model: ir.Model, *, provider: Provider) -> NativeKernels:
     """The native library, if it is there and serves every canonical node of `model` on `provider`."""
-    nodes = list(_canonical_nodes(model))
+    nodes = list(canonical_nodes(model))
     if not nodes:
         return NativeKernels(None, "the model has no node of the domain ai.qknorm")
     for node in nodes:
@@ -50,16 +50,22 @@ def native_kernels_for(model: ir.Model, *, provider: Provider) -> NativeKernels:
         return NativeKernels(None, str(error))
 
 
-def _canonical_nodes(model: ir.Model) -> Iterator[ir.Node]:
+def canonical_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """All nodes of `ai.qknorm` in the model, those inside its functions and subgraphs included."""
     graphs = [model.graph, *(function.graph for function in model.functions.values())]
     for graph in graphs:
         yield from (node for node in graph.all_nodes() if node.domain == DOMAIN)
 
 
-def _missing_kernel(node: ir.Node, provider: Provider) -> str:
+def dtype_name(node: ir.Node) -> Dtype | None:
+    """The type T of a canonical node: its first input's; None where the graph does not say it."""
     first = node.inputs[0]
     dtype = first.dtype if first is not None else None
-    name = _DTYPE_NAMES.get(dtype) if dtype is not None else None
+    return _DTYPE_NAMES.get(dtype) if dtype is not None else None
+
+
+def _missing_kernel(node: ir.Node, provider: Provider) -> str:
+    name = dtype_name(node)
     if name is not None and name in KERNEL_DTYPES.get((node.op_type, provider), ()):
         reason = _cuda_refusal(node, name) if provider == "cuda" else None
         return f"{reason} (node {node.name})" if reason else ""

@@ -54,7 +54,7 @@ def create_session(
     ort = import_onnxruntime()
     wanted = list(providers) if providers is not None else ["CPUExecutionProvider"]
     _require_available(ort, wanted)
-    model = _model_of(program_or_path)
+    model = model_of(program_or_path)
     options = session_options if session_options is not None else ort.SessionOptions()
     if native_kernels:
         kernels = native_kernels_for(model, provider="cuda" if _provider_name(wanted[0]).startswith("CUDA") else "cpu")
@@ -79,7 +79,7 @@ def _register_once(options: onnxruntime.SessionOptions, library: str) -> None:
         options.add_session_config_entry(_REGISTERED_LIBRARY, library)
 
 
-def _model_of(program_or_path: HasModel | ModelSource) -> ir.Model:
+def model_of(program_or_path: HasModel | ModelSource) -> ir.Model:
     """The model, which is read and not changed; of a file that says in one line what is wrong with it."""
     if isinstance(program_or_path, ir.Model):
         return program_or_path
