@@ -13,6 +13,11 @@ from qknorm_onnx.spec.signature import DOMAIN
 LARGEST_FOLDED = 1 << 16
 
 
+# Equal constants are made one up to this many values (axes, shapes, bounds), so that equal computations are seen to be
+# equal; not larger ones, since two weights that happen to be equal are still two weights.
+LARGEST_SHARED = 8
+
+
 class PreparePass(ir.passes.InPlacePass):
     """Inlines functions, folds small constants, removes identities and duplicates, infers shapes, and mends rotary tables."""
 
@@ -27,6 +32,7 @@ class PreparePass(ir.passes.InPlacePass):
         common.RemoveUnusedNodesPass()(model)
         infer_shapes(model)
         MendRotaryTablesPass()(model)
+        common.DeduplicateInitializersPass(size_limit=LARGEST_SHARED)(model)
         common.CommonSubexpressionEliminationPass()(model)
         return ir.passes.PassResult(model, _fingerprint(model) != before)
 
