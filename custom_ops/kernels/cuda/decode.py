@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qknorm_onnx.custom_ops.kernels.cuda.prefill import attend, head_rows
+from qknorm_onnx.custom_ops.kernels.cuda.prefill import attend, head_of_keys, head_rows, mask_rows
 from qknorm_onnx.custom_ops.kernels.cuda.preparation import load_parameter, prepare_rows
 from qknorm_onnx.custom_ops.kernels.cuda.prologue import append_position, first_position
 from qknorm_onnx.custom_ops.kernels.cuda.softmax_tile import masked_by_input, power, tile_logits, with_sink
@@ -66,6 +66,28 @@ def split_range(past, first, logits, split, splits, BN: tl.constexpr):
     return start, start + tl.maximum(end - start, 0) // BN * BN, end
 
 
+@triton.jit
+def write_output(state, out, logits, batch, heads, row_mask, fits, Dv, DP: tl.constexpr, MASK: tl.constexpr):
+    """The output of a decode without splits."""
+    accumulator, total, ceiling = state
+    columns = tl.arange(0, DP)[None, :]
+    sink = load_parameter(logits.sink, heads, row_mask & (logits.has_sink != 0), logits.sink_float32, 0.0)
+    y = with_sink(accumulator, total, ceiling, sink, logits.has_sink != 0, MASK)
+    at = batch * out.batch_stride + heads[:, None] * tl.cast(out.head_stride, tl.int64) + columns
+    y = tl.where(fits, y, float("nan")).to(out.data.dtype.element_ty)
+    tl.store(out.data + at, y, mask=row_mask[:, None] & (columns < Dv))
+
+
+@triton.jit
+def write_partial(state, partial, partial_state, place, row_mask, fits, Dv, DP: tl.constexpr):
+    """The state of one split for `combine`. Without room for the new token its maximum is NaN, which goes on to the output."""
+    accumulator, total, ceiling = state
+    columns = tl.arange(0, DP)[None, :]
+    tl.store(partial + (place[:, None] * DP + columns), accumulator, mask=row_mask[:, None] & (columns < Dv))
+    tl.store(partial_state + place * 2, tl.where(fits, ceiling, float("nan")), mask=row_mask)
+    tl.store(partial_state + place * 2 + 1, total, mask=row_mask)
+
+
 @triton.jit(do_not_specialize=["group"])
 def decode(
     query, key, value, rotary, keys, values, out, partial, partial_state, mask, logits, positions, group, D, Dv,
@@ -82,13 +104,12 @@ def decode(
     batch = tl.program_id(2).to(tl.int64)
     row = tl.arange(0, HEADS)
     heads = head * group + row
-    columns = tl.arange(0, DP)
     first = first_position(positions, batch)
     start, fits = append_position(positions, batch)
-    past = tl.where(fits, start, 0).to(tl.int32)
 
-    q = token(query, rotary, batch, heads[:, None], columns[None, :], row[:, None] < group, D, INTERLEAVED)
-    mask_at = batch * mask.batch_stride + tl.minimum(heads, head * group + group - 1) * tl.cast(mask.head_stride, tl.int64)
+    columns = tl.arange(0, DP)[None, :]
+    q = token(query, rotary, batch, heads[:, None], columns, row[:, None] < group, D, INTERLEAVED)
+    mask_at = mask_rows(mask, batch, tl.minimum(heads, head * group + group - 1), 0)
     accumulator = tl.zeros((HEADS, DP), tl.float32)
     total = tl.zeros((HEADS,), tl.float32)
     ceiling = tl.full((HEADS,), float("-inf"), tl.float32)
@@ -97,33 +118,17 @@ def decode(
             q, key, value, rotary, keys, values, mask, mask_at, logits, batch, head, start, fits, D, Dv,
             DP, INTERLEAVED, CAP, MASK,
         )  # fmt: skip
-    begin, whole, end = split_range(past, first, logits, split, splits, BN)
-    of_keys = head_rows(keys, batch, head)
-    of_values = head_rows(values, batch, head)
-    k, v = keys.row_stride, values.row_stride
-    at = first + 0 * row
     state = (accumulator, total, ceiling)
-    state = attend(
-        q, of_keys, k, of_values, v, mask, mask_at, logits, state, at, begin, whole, D, Dv, BN, DP, False, CAP, MASK, PRECISION
-    )
-    state = attend(
-        q, of_keys, k, of_values, v, mask, mask_at, logits, state, at, whole, end, D, Dv, BN, DP, True, CAP, MASK, PRECISION
-    )
-    accumulator, total, ceiling = state
-    row_mask = row < group
-    tile_mask = row_mask[:, None] & (columns[None, :] < Dv)
+    begin, whole, end = split_range(tl.where(fits, start, 0).to(tl.int32), first, logits, split, splits, BN)
+    of_keys = head_of_keys(keys, values, batch, head)
+    at = first + 0 * row
+    state = attend(q, of_keys, mask, mask_at, logits, state, at, begin, whole, D, Dv, BN, DP, False, CAP, MASK, PRECISION)
+    state = attend(q, of_keys, mask, mask_at, logits, state, at, whole, end, D, Dv, BN, DP, True, CAP, MASK, PRECISION)
     if splits == 1:
-        sink = load_parameter(logits.sink, heads, row_mask & (logits.has_sink != 0), logits.sink_float32, 0.0)
-        y = with_sink(accumulator, total, ceiling, sink, logits.has_sink != 0, MASK)
-        y_at = batch * out.batch_stride + heads[:, None] * tl.cast(out.head_stride, tl.int64) + columns[None, :]
-        tl.store(out.data + y_at, tl.where(fits, y, float("nan")).to(out.data.dtype.element_ty), mask=tile_mask)
+        write_output(state, out, logits, batch, heads, row < group, fits, Dv, DP, MASK)
     else:
-        # Without room for the new token the state is NaN, which the reduction hands on.
-        ceiling = tl.where(fits, ceiling, float("nan"))
         place = (batch * tl.num_programs(1) * group + heads) * splits + split
-        tl.store(partial + (place[:, None] * DP + columns[None, :]), accumulator, mask=tile_mask)
-        tl.store(partial_state + place * 2, ceiling, mask=row_mask)
-        tl.store(partial_state + place * 2 + 1, total, mask=row_mask)
+        write_partial(state, partial, partial_state, place, row < group, fits, Dv, DP)
 
 
 @triton.jit(do_not_specialize=["splits"])

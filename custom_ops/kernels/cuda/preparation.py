@@ -135,21 +135,9 @@ def rotation_indices(columns, rotary, wide, INTERLEAVED: tl.constexpr):
 
 @triton.jit
 def prepare_rows(
-    side,
-    rotary,
-    x_at,
-    head,
-    weight_at,
-    bias_at,
-    table_at,
-    scale_at,
-    row_of_statistics,
-    columns,
-    row_mask,
-    D,
-    INTERLEAVED: tl.constexpr,
-    STATISTICS: tl.constexpr,
-):
+    side, rotary, x_at, head, weight_at, bias_at, table_at, scale_at, row_of_statistics, columns, row_mask, D,
+    INTERLEAVED: tl.constexpr, STATISTICS: tl.constexpr,
+):  # fmt: skip
     """A tile (rows, columns) in float32. The `_at` are element offsets of column 0, scalars or (rows, 1)."""
     flags = side.flags
     mask = row_mask & (columns < D)
