@@ -12,6 +12,7 @@ from tests.graph.attention_text import HEAD_SIZE, RMS, Spelling, attention_model
 MEAN = "  {n}_sq = Pow({x}, two)\n  {n}_mean = ReduceMean<keepdims=1>({n}_sq, last)\n"
 SUM = "  {n}_sq = Mul({x}, {x})\n  {n}_sum = ReduceSum<keepdims=1>({n}_sq, last)\n"
 CENTRED = "  {n}_mu = ReduceMean<keepdims=1>({x}, last)\n  {n}_c = Sub({x}, {n}_mu)\n"
+L2 = "  {n}_l = ReduceL2<keepdims=1>({x}, last)\n"
 SHAPE = "  {n}_shape = Shape({x})\n"
 EPS = 1e-3
 
@@ -55,8 +56,7 @@ SPELLINGS = {
         NormSpec(q_kind="l2", k_kind="l2", epsilon_mode="clamp"),
     ),
     "L2 plus epsilon": (
-        "  {n}_l = ReduceL2<keepdims=1>({x}, last)\n  {n}_e = Add({n}_l, eps)\n"
-        "  {n}_h = Div({x}, {n}_e)\n  {y} = Mul({n}_h, {w})\n",
+        L2 + "  {n}_e = Add({n}_l, eps)\n  {n}_h = Div({x}, {n}_e)\n  {y} = Mul({n}_h, {w})\n",
         NormSpec(q_kind="l2", k_kind="l2", epsilon_mode="outside_sqrt"),
     ),
     "LayerNormalization with bias": (
@@ -120,6 +120,19 @@ def test_weights_of_one_and_biases_of_zero_are_dropped():
     model, _ = fused(attention_model(Spelling(q_norm=text, k_norm=text)))
     node = next(node for node in model.graph if node.op_type == "QKNormAttention")
     assert all(node.inputs[index] is None for index in (3, 4, 5, 6))
+
+
+def test_number_in_front_of_a_bias_belongs_to_the_weight():
+    text = RMS.replace("{y} = Mul({n}_hat, {w})", "{n}_w = Mul({n}_hat, two)\n  {y} = Add({n}_w, {n}_bias)")
+    _, report = fused(attention_model(Spelling(q_norm=text, k_norm=text)))
+    assert report.fused[0].note == "" and math.isclose(report.fused[0].spec.attention.scale, 8**-0.5, rel_tol=1e-6)
+
+
+def test_number_behind_a_bias_belongs_to_the_scale():
+    steps = "{n}_w = Mul({n}_hat, {w})\n  {n}_b = Add({n}_w, {n}_bias)\n  {y} = Mul({n}_b, two)"
+    text = RMS.replace("{y} = Mul({n}_hat, {w})", steps)
+    _, report = fused(attention_model(Spelling(q_norm=text, k_norm=text)))
+    assert report.fused[0].note == "" and math.isclose(report.fused[0].spec.attention.scale, 4 * 8**-0.5, rel_tol=1e-6)
 
 
 def test_weight_per_head_keeps_its_heads():

@@ -44,58 +44,65 @@ class PreparedSide:
     norm: Norm | None
 
 
-def read_side(chain: Chain, side: Side, *, keep_keys: bool = False) -> PreparedSide | Declined:
-    """The preparation that `chain` spells. With `keep_keys` all factors go into the keys, because others read them."""
+def read_side(chain: Chain, side: Side, *, keys_as_values: bool = False) -> PreparedSide | Declined:
+    """The preparation that `chain` spells. With `keys_as_values` all factors stay in the keys, because others read them."""
     steps = _relevant(chain)
     source = projected(chain, steps)
-    order = rotary_order(steps)
-    problem = _misplaced(steps, side)
+    problem = _misplaced(steps, side) or _unfit(source)
     if problem is not None:
         return problem
-    sorted_factors = _sort_factors(steps, side, keep_in_weight=keep_keys)
-    if isinstance(sorted_factors, Declined):
-        return sorted_factors
-    weight, scale, factor = sorted_factors
-    norm, rotary = _first(steps, Norm), _first(steps, Rotary)
-    bias = _first(steps, Offset)
+    factors = _sort_factors(steps, side, keep_in_weight=keys_as_values)
     parts = _parts(_first(steps, Streams), side)
-    if isinstance(parts, Declined):
-        return parts
+    if isinstance(factors, Declined) or isinstance(parts, Declined):
+        return factors if isinstance(factors, Declined) else parts  # type: ignore[return-value]
+    weight, scale, factor = factors
+    norm, bias, repeat = _first(steps, Norm), _first(steps, Offset), _first(steps, Repeat)
     if norm is not None:
         weight = Gain(weight.factors, weight.number * norm.weight_factor)
     elif not weight.trivial:
-        return Declined("its keys are multiplied by a tensor, but not normalised", weight.factors[0].node)
-    heads = source.static("H")
-    if heads is None:
-        return Declined("the number of its heads is not fixed", chain.start.value.producer())
-    if any(len(letters) > 1 and any(letter.isdigit() for letter in letters) for letters in source.layout):
-        return Declined("it takes its heads out of an axis that was merged with others", source.value.producer())
-    spec = QKNormRotarySpec(
-        num_heads=heads,
-        kind=norm.kind if norm is not None else "none",
-        epsilon=norm.epsilon if norm is not None else 0.0,
-        axis=norm.axis if norm is not None else "head",
-        groups=norm.groups if norm is not None else 1,
-        epsilon_mode=norm.mode if norm is not None else "inside_sqrt",
-        weight_order=_weight_order(norm, weight, source),
-        rotary=_rotary_spec(rotary, order),
-    )
+        return Declined("its keys are multiplied by a factor, but not normalised", chain.start.value.producer())
     preparation = Preparation(
         source=source,
-        spec=spec,
+        spec=_spec(steps, weight, source),
         weight=weight,
         bias=bias.parameter if bias is not None else None,
         scale=scale,
-        rotary=rotary,
+        rotary=_first(steps, Rotary),
         parts=tuple(part.preparation for part in parts),
     )
-    repeat = _first(steps, Repeat)
     return PreparedSide(
         preparation=preparation,
         number=factor * (parts[0].number if parts else 1.0),
         repeat=repeat.count if repeat is not None else 1,
         cache=_first(steps, CacheAppend),
         norm=norm,
+    )
+
+
+def _unfit(source: Located) -> Declined | None:
+    """Why the heads cannot be taken out of `source`."""
+    if source.static("H") is None or source.static("D") is None:
+        return Declined("the number or the size of its heads is not fixed", source.value.producer())
+    if any(len(letters) > 1 and any(letter.isdigit() for letter in letters) for letters in source.layout):
+        return Declined("it takes its heads out of an axis that was merged with others", source.value.producer())
+    return None
+
+
+def _spec(steps: Sequence[Step], weight: Gain, source: Located) -> QKNormRotarySpec:
+    heads, norm, rotary = source.static("H"), _first(steps, Norm), _first(steps, Rotary)
+    assert heads is not None, "checked by _unfit"
+    turned = _rotary_spec(rotary, rotary_order(steps))
+    if norm is None:
+        return QKNormRotarySpec(num_heads=heads, rotary=turned)
+    return QKNormRotarySpec(
+        num_heads=heads,
+        kind=norm.kind,
+        epsilon=norm.epsilon,
+        axis=norm.axis,
+        groups=norm.groups,
+        epsilon_mode=norm.mode,
+        weight_order=_weight_order(norm, weight, source),
+        rotary=turned,
     )
 
 
@@ -192,8 +199,11 @@ def _sort_factors(steps: Sequence[Step], side: Side, *, keep_in_weight: bool) ->
             continue
         value = number(factor.parameter.value)
         between = order != "after_norm" or index > kinds.index(Rotary)
-        stored = (CacheAppend in kinds and index > after_cache) or keep_in_weight
+        before_bias = Offset in kinds and index > kinds.index(Offset)
+        stored = before_bias or index > after_cache or keep_in_weight
         if value is not None and value != 0.0:
+            if stored and Offset in kinds[index:]:
+                return Declined(f"its {side} is scaled after a bias was added, and kept so in a cache", factor.node)
             value = 1.0 / value if factor.inverse else value
             weight_number, total = (weight_number * value, total) if stored else (weight_number, total * value)
             continue

@@ -39,11 +39,12 @@ def recognise_attention(core: Core, masks: MaskContext) -> Recognition:
         return problem if problem is not None else Plain(name)
     if problem is not None:
         return problem
-    query, key = read_side(chains[0], "query"), read_side(chains[1], "key")
+    values = read_values(core.value)
+    shared = _are_prepared_keys(values, chains[1])
+    query, key = read_side(chains[0], "query"), read_side(chains[1], "key", keys_as_values=shared)
     if isinstance(query, Declined) or isinstance(key, Declined):
         return query if isinstance(query, Declined) else key  # type: ignore[return-value]
-    values = read_values(core.value)
-    return _compose(name, core, query, key, values, masks, keys_as_values=_are_prepared_keys(values, chains[1]))
+    return _compose(name, core, query, key, values, masks, keys_as_values=shared)
 
 
 def _are_prepared_keys(values: Chain, keys: Chain) -> bool:
