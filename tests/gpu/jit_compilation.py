@@ -34,7 +34,8 @@ def compile_instead_of_launching(kernel: Any, grid: tuple[int, ...], tile: Tile,
     parsed, signature, constants_of_kernel, hints = kernel._pack_args(backend, options, bound, specialisation, rest)
     source = triton.compiler.ASTSource(kernel, signature, constants_of_kernel, hints)
     compiled = triton.compile(source, target=TARGET, options=parsed.__dict__)
-    read_machine_code(compiled.asm["cubin"])
+    code = read_machine_code(compiled.asm["cubin"])
+    sys.stdout.write(f"{kernel.__name__} {grid} {code.matrix_name or '-'} {code.loop_spills}\n")
 
 
 if __name__ == "__main__":

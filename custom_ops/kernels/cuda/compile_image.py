@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import sys
 from typing import Any, Final
 
 import triton
@@ -42,6 +44,7 @@ def compile_image(image: Image, capability: int) -> CompiledImage:
     """Compiles `image` for sm_`capability`. Raises CompileError."""
     if triton.knobs.runtime.interpret:
         raise CompileError("TRITON_INTERPRET is set: Triton compiles nothing; unset it")
+    fix_addresses()
     triton.knobs.compilation.disable_line_info = True  # no source paths in the images, and the same bytes every time
     signature, hints = triton_signature(image, capability)
     source = ASTSource(fn=KERNELS[image.kernel], signature=signature, constexprs=image.constants(capability), attrs=hints)
@@ -63,3 +66,15 @@ def compile_image(image: Image, capability: int) -> CompiledImage:
         warps=metadata.num_warps,
         shared=metadata.shared,
     )
+
+
+def fix_addresses() -> None:
+    """Lets the processes that this one starts have the same addresses each time.
+
+    The assembler's register names for sm_100 depend on where its memory happens to lie. Where the system does not allow
+    the change, images are still right, but two builds may differ.
+    """
+    if sys.platform == "linux":
+        no_randomisation, ask = 0x0040000, 0xFFFFFFFF
+        libc = ctypes.CDLL(None)
+        libc.personality(libc.personality(ctypes.c_ulong(ask)) | no_randomisation)
