@@ -220,7 +220,10 @@ class Bias:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Core:
-    """softmax(scale * q.k + bias) v, as it stands in the graph: the operands still with norm, rotary and repeats in front."""
+    """softmax(scale * q.k + bias) v, as it stands in the graph: the operands still with norm, rotary and repeats in front.
+
+    `refusal` says why this core cannot be rewritten, if it is QK-Norm attention at all.
+    """
 
     node: ir.Node
     query: Located
@@ -236,6 +239,7 @@ class Core:
     sink: Parameter | None = None
     past: tuple[ir.Value, ir.Value] | None = None
     presents: tuple[ir.Value, ir.Value] | None = None
+    refusal: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

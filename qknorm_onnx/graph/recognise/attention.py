@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.match import Bias, Core, Declined, Located
 from qknorm_onnx.graph.recognise.constants import attribute_float, attribute_int, input_of, number, producer, rank_of
-from qknorm_onnx.graph.recognise.contrib_attention import read_multi_head_attention
+from qknorm_onnx.graph.recognise.contrib_attention import read_group_query_attention, read_multi_head_attention
 from qknorm_onnx.graph.recognise.layout import dims_of
 from qknorm_onnx.graph.recognise.scores import Scores, read_scores
 from qknorm_onnx.graph.recognise.sinks import cuts_last_column
@@ -161,4 +161,9 @@ def _operand(node: ir.Node, value: ir.Value | None, side: str) -> Located | None
     return None
 
 
-CORE_READERS: tuple[CoreReader, ...] = (read_softmax, read_attention_operator, read_multi_head_attention)
+CORE_READERS: tuple[CoreReader, ...] = (
+    read_softmax,
+    read_attention_operator,
+    read_multi_head_attention,
+    read_group_query_attention,
+)

@@ -39,6 +39,8 @@ def recognise_attention(core: Core, masks: MaskContext) -> Recognition:
         return problem if problem is not None else Plain(name)
     if problem is not None:
         return problem
+    if core.refusal:
+        return Declined(core.refusal, core.node, "export without a cache, or with one that grows by Concat")
     values = read_values(core.value)
     shared = _are_prepared_keys(values, chains[1])
     query, key = read_side(chains[0], "query"), read_side(chains[1], "key", keys_as_values=shared)
