@@ -2,11 +2,13 @@
 #   make demo      export the example model, prove it equal to PyTorch, generate text with both
 #   make test      everything that CI checks
 #   make test-all  the same and the tests marked `slow`
+#   make bench     speed beside PyTorch and ONNX Runtime; BENCH_ARGS="--cases decode" for a part of it
 # The first call makes .venv and installs the pinned set of requirements/; later calls start at once.
 
 PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11,$(if $(shell $(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(p))))
 JOBS ?= 2
 PYTEST_ARGS ?=
+BENCH_ARGS ?= --compile --json build/benchmark.json
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -q
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all install lint format types floors generated docs pytest clean
+.PHONY: help demo test test-all bench install lint format types floors generated docs pytest clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -32,6 +34,9 @@ test: lint types floors generated docs
 
 test-all: lint types floors generated docs
 	$(PYTEST) $(PYTEST_ARGS)
+
+bench: $(PACKAGE)
+	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 install: $(PACKAGE)
 

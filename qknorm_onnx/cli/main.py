@@ -15,7 +15,7 @@ import qknorm_onnx
 from qknorm_onnx.errors import QKNormError
 from qknorm_onnx.spec.qk_norm_spec import SpecError
 
-VERBS: Final = ("export", "fuse", "inspect", "validate", "doctor")
+VERBS: Final = ("export", "fuse", "inspect", "validate", "bench", "doctor")
 
 
 class LazyVerbs(click.Group):

@@ -1,0 +1,53 @@
+"""Times of several contestants on one machine, taken in turns, so that a change of its speed meets all of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+Clock = Callable[[], float]
+
+# Threads of the one before may still spin, waiting for work: OpenMP's for some milliseconds.
+PAUSE_SECONDS: Final = 0.015
+TURN_SECONDS: Final = 0.02
+WARM_UP_BELOW_SECONDS: Final = 0.02
+
+
+def clock_for(threads: int) -> tuple[str, Clock]:
+    """Name and function of the clock. One thread is timed by its own processor time, which other programs do not disturb."""
+    return ("processor time", time.thread_time) if threads == 1 else ("wall clock", time.perf_counter)
+
+
+def interleaved(calls: Mapping[str, Callable[[], object]], *, rounds: int, clock: Clock, pause: float) -> dict[str, list[float]]:
+    """Seconds of each call by name, one value for each round.
+
+    In each round everyone has a turn, beginning with another one each time. A turn is a pause, a call that is not timed
+    (of short ones: it wakes the threads), and then as many calls as fit into a fiftieth of a second, at least one; its
+    value is their median.
+    """
+    names = list(calls)
+    first = {name: _seconds(calls[name], clock) for name in names}
+    first = {name: min(first[name], _seconds(calls[name], clock)) for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        start = turn % len(names)
+        for name in names[start:] + names[:start]:
+            time.sleep(pause)
+            if first[name] < WARM_UP_BELOW_SECONDS:
+                calls[name]()
+            repeats = max(1, int(TURN_SECONDS / max(first[name], 1e-6)))
+            times[name].append(statistics.median(_seconds(calls[name], clock) for _ in range(min(repeats, 50))))
+    return times
+
+
+def ratio_of_pairs(of: list[float], against: list[float]) -> float:
+    """How many times as fast `of` is: the median over the rounds of against / of."""
+    return statistics.median(other / own for own, other in zip(of, against, strict=True))
+
+
+def _seconds(call: Callable[[], object], clock: Clock) -> float:
+    begun = clock()
+    call()
+    return clock() - begun
