@@ -8,6 +8,7 @@ come from the plain torch ops of `eager.py`, run again in the backward pass: onl
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from qknorm_onnx.spec.attributes import from_attributes, to_attributes
+from qknorm_onnx.spec.cuda_support import CUDA_DTYPES, cuda_refusal
 from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec, SpecError
 from qknorm_onnx.spec.shape_inference import check_attention_inputs, check_rotary_inputs
 from qknorm_onnx.spec.signature import ATTENTION_INPUTS, ROTARY_INPUTS, TensorSignature
@@ -139,6 +141,39 @@ def _run_attention(*arguments: Tensor | None, spec: str) -> Outputs:
     return tuple(output.clone(memory_format=torch.contiguous_format) for output in eager.attention(parsed, inputs))
 
 
+def _run_attention_on_cuda(*arguments: Tensor | None, spec: str) -> Outputs:
+    """By the Triton kernels; in plain torch ops where they refuse the spec or Triton is not installed.
+
+    `cache_length` is not checked, because that would wait for the GPU: rows without room come out as NaN.
+    """
+    parsed, inputs = _checked_attention(arguments, spec)
+    sizes = (inputs["query"].shape[2] // parsed.attention.q_num_heads, inputs["value"].shape[2] // parsed.attention.kv_num_heads)
+    if not _has_triton_kernel(parsed, inputs["query"], sizes):
+        return _run_attention(*arguments, spec=spec)
+    from qknorm_onnx.torch_export import triton_attention
+
+    y, present_key, present_value = triton_attention.attention(parsed, inputs)
+    assert present_key is not None and present_value is not None, "with_present"
+    return y, present_key, present_value
+
+
+def _run_rotary_on_cuda(*arguments: Tensor | None, spec: str) -> Tensor:
+    """As `_run_attention_on_cuda`."""
+    parsed, inputs = _checked_rotary(arguments, spec)
+    if not _has_triton_kernel(parsed, inputs["x"], (inputs["x"].shape[2] // parsed.num_heads,)):
+        return _run_rotary(*arguments, spec=spec)
+    from qknorm_onnx.torch_export import triton_attention
+
+    return triton_attention.rotary(parsed, inputs)
+
+
+def _has_triton_kernel(spec: QKNormSpec | QKNormRotarySpec, x: Tensor, head_sizes: tuple[int, ...]) -> bool:
+    dtypes = [dtype for dtype in CUDA_DTYPES if x.dtype == getattr(torch, dtype)]
+    if not dtypes or importlib.util.find_spec("triton") is None:
+        return False
+    return cuda_refusal(spec, dtype=dtypes[0], head_sizes=head_sizes) is None
+
+
 def _shape_attention(*arguments: Tensor | None, spec: str) -> Outputs:
     parsed, inputs = _checked_attention(arguments, spec)
     query, key, value = inputs["query"], inputs["key"], inputs["value"]
@@ -216,10 +251,13 @@ def _backward(again: Callable[[Sequence[Tensor | None], str], Outputs]) -> Calla
     return backward
 
 
-def _declare(name: str, signature: Sequence[TensorSignature], *, num_outputs: int, run: Any, shape: Any, again: Any) -> None:
+def _declare(
+    name: str, signature: Sequence[TensorSignature], *, num_outputs: int, run: Any, on_cuda: Any, shape: Any, again: Any
+) -> None:
     inputs = ", ".join(f"Tensor{'? ' + t.name + '=None' if t.optional else ' ' + t.name}" for t in signature)
     returns = "Tensor" if num_outputs == 1 else f"({', '.join(['Tensor'] * num_outputs)})"
     operator = torch.library.custom_op(f"qknorm::{name}", run, mutates_args=(), schema=f"({inputs}, *, str spec) -> {returns}")
+    operator.register_kernel("cuda", on_cuda)
     operator.register_fake(shape)
     operator.register_autograd(_backward(again), setup_context=_keep_inputs)
 
@@ -229,6 +267,7 @@ _declare(
     ATTENTION_INPUTS,
     num_outputs=1,
     run=_first(_run_attention),
+    on_cuda=_first(_run_attention_on_cuda),
     shape=_first(_shape_attention),
     again=_again_attention_output,
 )
@@ -237,9 +276,18 @@ _declare(
     ATTENTION_INPUTS,
     num_outputs=3,
     run=_run_attention,
+    on_cuda=_run_attention_on_cuda,
     shape=_shape_attention,
     again=_again_attention,
 )
-_declare("rotary", ROTARY_INPUTS, num_outputs=1, run=_run_rotary, shape=_shape_rotary, again=_again_rotary)
+_declare(
+    "rotary",
+    ROTARY_INPUTS,
+    num_outputs=1,
+    run=_run_rotary,
+    on_cuda=_run_rotary_on_cuda,
+    shape=_shape_rotary,
+    again=_again_rotary,
+)
 
 OPERATORS: Final = ("attention", "attention_with_present", "rotary")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import importlib.metadata
 import importlib.util
@@ -36,6 +37,8 @@ def _findings() -> Iterator[Finding]:
     yield _package("transformers", "to export Hugging Face folders: pip install 'qknorm-onnx[hf]'")
     yield from _onnxruntime()
     yield _native_library()
+    yield _cuda_driver()
+    yield _cuda_kernels()
 
 
 def _package(name: str, mend: str, *, required: bool = False) -> Finding:
@@ -81,3 +84,24 @@ def _native_library() -> Finding:
             mend="to build them: pip install . with a C++ compiler",
         )
     return Finding(name="native kernels", state="ok", detail=str(path))
+
+
+def _cuda_driver() -> Finding:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        detail = "libcuda.so.1 cannot be opened; models run on the CPU"
+        return Finding(name="CUDA driver", state="missing", detail=detail, mend="to run on an NVIDIA GPU: install its driver")
+    return Finding(name="CUDA driver", state="ok", detail="libcuda.so.1")
+
+
+def _cuda_kernels() -> Finding:
+    from qknorm_onnx import custom_ops
+
+    try:
+        path = custom_ops.kernel_pack_path()
+    except FileNotFoundError as error:
+        detail, _, mend = str(error).partition("; make one with ")
+        mend = f"to run them on an NVIDIA GPU: {mend}" if mend else ""
+        return Finding(name="CUDA kernels", state="missing", detail=detail, mend=mend)
+    return Finding(name="CUDA kernels", state="ok", detail=str(path))

@@ -9,14 +9,18 @@ import sys
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 
 from qknorm_onnx import custom_ops
 from qknorm_onnx.graph.qk_norm_node import is_attention_node
 from qknorm_onnx.lowering.registry import lower
+from qknorm_onnx.runtime.environment import examine
 from qknorm_onnx.runtime.native_kernels import native_kernels_for
 from qknorm_onnx.spec import signature
+from qknorm_onnx.torch_export import torch_op
 from tests.contract.case_models import model_of
 from tests.contract.spec_cases import case
+from tests.gpu.judge import check_attention, check_rotary, rounded, to_torch
 
 
 def model_and_outcome(one, dtype="float32", *, target="custom-op"):
@@ -100,3 +104,34 @@ def test_the_check_of_driver_and_pack_is_one_sentence(driver, tmp_path):
     driver.use_pack(tmp_path)
     assert driver.launcher.qknorm_cuda_check(message) != 0
     assert message.value.decode().startswith("the CUDA kernel pack lacks")
+
+
+@pytest.mark.parametrize("softmax_precision", ["float32", "float64"])
+def test_what_torch_operators_do_on_cuda(softmax_precision):
+    """Called as PyTorch would call it on CUDA tensors: the kernels, or plain torch ops where they refuse."""
+    one = case("served", softmax_precision=softmax_precision, sizes={"past_length": 3, "length": 2}, num_outputs=3)
+    inputs = rounded(one.inputs, "float32")
+    arguments = [to_torch(inputs).get(name) for name in signature.ATTENTION_INPUT_NAMES]
+    outputs = torch_op._run_attention_on_cuda(*arguments, spec=torch_op.encode_spec(one.spec))
+    check_attention(one.spec, inputs, list(outputs), "float32")
+    rotary = one.spec.query_preparation
+    x = {"x": inputs["query"], "weight": inputs.get("q_norm_weight")}
+    given = {name: value for name, value in x.items() if value is not None}
+    values = [to_torch(given).get(name) for name in signature.ROTARY_INPUT_NAMES]
+    check_rotary(rotary, given, torch_op._run_rotary_on_cuda(*values, spec=torch_op.encode_spec(rotary)), "float32")
+
+
+def test_torch_operators_have_a_cuda_kernel():
+    for name in torch_op.OPERATORS:
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"qknorm::{name}", "CUDA")
+
+
+def test_the_doctor_says_what_is_missing_for_a_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(custom_ops, "library_path", lambda: tmp_path / custom_ops.LIBRARY_NAME)
+    findings = {finding.name: finding for finding in examine()}
+    assert findings["CUDA kernels"].state == "missing"
+    assert "compile_kernels --out" in findings["CUDA kernels"].mend
+    assert findings["CUDA driver"].state in ("ok", "missing")
+    (tmp_path / "cuda_kernels").mkdir()
+    (tmp_path / "cuda_kernels" / "manifest.json").write_text("{}")
+    assert {finding.name: finding for finding in examine()}["CUDA kernels"].state == "ok"
