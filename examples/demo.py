@@ -18,6 +18,7 @@ from rich.console import Console
 import qknorm_onnx as qk
 from qknorm_onnx.cli.fusion_tables import print_report
 from qknorm_onnx.runtime.generation import generate
+from qknorm_onnx.runtime.placement import node_placements
 from qknorm_onnx.torch_export.load import load_source
 
 MODEL_FOLDER = Path(__file__).parent / "byte_qwen3"
@@ -33,6 +34,9 @@ def main() -> int:
     console.rule("1. Export: one node per attention")
     program = qk.export(source.module, source.args, source.kwargs, dynamic_shapes=source.dynamic_shapes)
     print_report(console, program.report)
+    for placement in node_placements(program):
+        how = f"{placement.runs_in} ({placement.kernel})" if placement.kernel else f"{placement.runs_in}: {placement.reason}"
+        console.print(f"{placement.name} runs in its {how}", highlight=False, markup=False)
 
     console.rule("2. Parity with PyTorch, judged against float64")
     report = qk.validate(program, source.module, source.args, source.kwargs, dtypes=("float32", "float16", "bfloat16"))
@@ -50,6 +54,7 @@ def show_texts(console: Console, program: qk.Program) -> bool:
         path = Path(folder) / "byte_qwen3.onnx"
         program.save(path)
         session = qk.create_session(path)
+        console.print(f"the file is {path.stat().st_size / 1e6:.1f} MB", highlight=False)
     model = torch_model()
     same = True
     for prompt in PROMPTS:
