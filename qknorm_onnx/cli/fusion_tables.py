@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from qknorm_onnx.graph.report import FusionReport
 from qknorm_onnx.spec.attributes import to_attributes
@@ -38,7 +38,7 @@ def report_as_data(report: FusionReport) -> dict[str, Any]:
 
 def print_report(console: Console, report: FusionReport, *, fused_word: str = "fused") -> None:
     """One row for each attention, then the counts and the notes."""
-    table = Table("attention", "state", "what it is, or why not", title="QK-Norm attention", title_justify="left")
+    table = Table(Column("attention", overflow="fold"), "state", "what it is, or why not", title="QK-Norm attention", title_justify="left")
     for item in report.fused:
         detail = one_line(item.spec) + (f"\n{item.note}" if item.note else "")
         table.add_row(escape(item.name), f"[green]{fused_word}[/] ({item.target})", escape(detail))
