@@ -131,13 +131,12 @@ class Judge:
         self._dtype = problem.dtype
         torch = torch_maker(problem, self.inputs, threads)
         torch.call()
-        self._torch_error = relative_error(torch.output(), self._truth)
+        self._torch_error = self._error(torch.output())
 
     def check(self, case: Case, entry: Entry, contestant: Contestant) -> tuple[float, float]:
         """Error and allowed error of a contestant's result. Raises WrongResultError."""
         contestant.call()
-        y = contestant.output()
-        error = relative_error(y, self._truth) if y.shape == self._truth.shape else float("inf")
+        error = self._error(contestant.output())
         allowed = PEER_UNITS * unit(self._dtype)
         if entry.is_native:
             allowed = min(allowed, budget(self._dtype, torch_error=self._torch_error, float32_error=self._torch_error).allowed)
@@ -147,6 +146,9 @@ class Judge:
                 f"value, {allowed:.2g} is allowed; nothing was timed"
             )
         return error, allowed
+
+    def _error(self, y: Tensor) -> float:
+        return relative_error(y, self._truth) if y.shape == self._truth.shape else float("inf")
 
 
 def _run_memory(case: MemoryCase, settings: Settings) -> CaseResult:
