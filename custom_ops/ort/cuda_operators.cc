@@ -9,6 +9,11 @@
 #include "ort/kernel_context.h"
 #include "ort/shape_inference.h"
 
+// The tests build this file for the provider that they have.
+#if !defined(QKNORM_CUDA_PROVIDER)
+#define QKNORM_CUDA_PROVIDER "CUDAExecutionProvider"
+#endif
+
 namespace qknorm::ort {
 namespace {
 
@@ -161,7 +166,7 @@ CudaOperator make_operator(bool is_attention, int32_t dtype) {
   CustomOp& base = op.base;
   base.version = ort_abi::kApiVersion;
   base.get_name = name_of;
-  base.get_execution_provider = [](const CustomOp*) { return "CUDAExecutionProvider"; };
+  base.get_execution_provider = [](const CustomOp*) { return QKNORM_CUDA_PROVIDER; };
   base.get_input_type = input_type;
   base.get_input_count = [](const CustomOp* of) -> size_t {
     return self(of)->is_attention ? size_t{spec::kAttentionInputCount} : size_t{spec::kRotaryInputCount};

@@ -71,12 +71,12 @@ def build_stand_in(folder: pathlib.Path) -> pathlib.Path:
 class StandInDriver:
     """The stand-in, the launcher on top of it, and what was launched. Device memory is host memory."""
 
-    def __init__(self, library: pathlib.Path, *, pack: pathlib.Path) -> None:
+    def __init__(self, library: pathlib.Path, *, pack: pathlib.Path, launcher: pathlib.Path | None = None) -> None:
         self.stand_in = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         for name in ("stand_in_make_context", "stand_in_make_stream"):
             getattr(self.stand_in, name).restype = ctypes.c_void_p
         self.stand_in.stand_in_context_depth.restype = ctypes.c_size_t
-        self.launcher = ctypes.CDLL(str(library_path()))
+        self.launcher = ctypes.CDLL(str(launcher or library_path()))
         self.launches: list[Launch] = []
         self.runs_kernels = True
         self._images = images_by_content(pack)
