@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from qknorm_onnx.spec.qk_norm_spec import EpsilonMode, NormAxis, NormKind, QKNormRotarySpec, QKNormSpec
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 Dim = int | ir.SymbolicDim
 
 # The meaning of each axis: B batch, H heads, S positions, D values of a head; "HD" is merged (heads outermost), and ""

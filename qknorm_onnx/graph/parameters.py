@@ -86,7 +86,7 @@ def combined_bias(builder: NodeBuilder, biases: Sequence[Bias], query: ir.Value)
 
 def rotary_table(builder: NodeBuilder, table: Table, *, identity: float) -> ir.Value:
     """cos or sin as (S, W), (B, S, W) or (B, H, S, W); `identity` is its value where nothing is rotated."""
-    rows = [(_rows(builder, value, table.positions), columns) for value, columns in table.parts]
+    rows = [(_rows(builder, builder.in_graph(value), table.positions), columns) for value, columns in table.parts]
     parts = [_columns(builder, value, columns) for value, columns in rows]
     value = parts[0]
     if len(parts) > 1:

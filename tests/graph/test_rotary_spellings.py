@@ -214,6 +214,35 @@ def test_first_tokens_are_skipped():
     assert run(model, feeds)[0] == pytest.approx(run(old, feeds)[0], abs=1e-5)
 
 
+@pytest.mark.parametrize("proper", [True, False])
+def test_constant_matrices(proper):
+    rotary = """
+  {n}_shape = Shape({x})
+  {n}_lead = Slice({n}_shape, zero1, minus1)
+  {n}_pairs = Concat<axis=0>({n}_lead, half, one1, two1)
+  {n}_p = Reshape({x}, {n}_pairs)
+  {n}_m = Mul({n}_p, matrices)
+  {n}_sum = ReduceSum<keepdims=0>({n}_m, last)
+  {y} = Reshape({n}_sum, {n}_shape)
+"""
+    model = attention_model(Spelling(rotary=rotary, extra_inputs=", float[5,4,2,2] matrices"))
+    angles = np.random.default_rng(1).random((5, 4)).astype(np.float32)
+    rows = [[np.cos(angles), -np.sin(angles)], [np.sin(angles) if proper else -np.sin(angles), np.cos(angles)]]
+    value = next(item for item in model.graph.inputs if item.name == "matrices")
+    model.graph.inputs.remove(value)
+    value.const_value = ir.tensor(np.stack([np.stack(row, -1) for row in rows], -2), name="matrices")
+    model.graph.register_initializer(value)
+    result, report = fused(model, prove=False)
+    if not proper:
+        assert not report.fused and report.declined
+        return
+    assert report.fused[0].spec.rotary == RotarySpec(order=AFTER, interleaved=True)
+    generator = np.random.default_rng(0)
+    shapes = {"q_in": (3, 5, 48), "k_in": (3, 5, 16), "v_in": (3, 5, 16), "angles": (5, 4)}
+    feeds = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    assert run(result, feeds)[0] == pytest.approx(run(model, feeds)[0], abs=1e-5)
+
+
 def test_only_q_is_rotated():
     model = attention_model(Spelling(rotary=NO_ROTARY, q_factor=HALVES))
     _, report = fused(model)

@@ -26,6 +26,7 @@ from qknorm_onnx.graph.recognise.lookalikes import norm_behind
 from qknorm_onnx.graph.recognise.mask import MaskContext
 from qknorm_onnx.graph.recognise.naming import attention_name
 from qknorm_onnx.graph.recognise.preparation import PreparedSide, projected, read_side
+from qknorm_onnx.graph.recognise.tables import same_table
 from qknorm_onnx.graph.recognise.visibility import read_visibility
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec, SpecError
 
@@ -147,8 +148,8 @@ def _one_preparation(query: Preparation, key: Preparation) -> bool:
     if query.rotary is None or key.rotary is None:
         return True
     same_pairs = dataclasses.replace(q.rotary, order="after_norm") == dataclasses.replace(k.rotary, order="after_norm")
-    tables = (query.rotary.cos, query.rotary.sin), (key.rotary.cos, key.rotary.sin)
-    return same_pairs and tables[0] == tables[1]
+    cos, sin = (query.rotary.cos, key.rotary.cos), (query.rotary.sin, key.rotary.sin)
+    return same_pairs and same_table(*cos) and same_table(*sin)
 
 
 def _spec(core: Core, query: PreparedSide, key: PreparedSide, visibility: Visibility, *, apart: bool) -> QKNormSpec:

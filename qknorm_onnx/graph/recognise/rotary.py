@@ -11,6 +11,7 @@ from qknorm_onnx.graph.match import Declined, Layout, Located, Rotary, Table
 from qknorm_onnx.graph.recognise.channels import CHANNEL_RULES, ChannelReader, NotLinearError, Term, Terms
 from qknorm_onnx.graph.recognise.constants import producer, rank_of
 from qknorm_onnx.graph.recognise.layout import dims_of
+from qknorm_onnx.graph.recognise.rotary_matrix import read_matrices, tables_of
 from qknorm_onnx.graph.recognise.rotary_operator import read_rotary_operator
 from qknorm_onnx.graph.recognise.rotary_prefix import read_skipped_prefix
 from qknorm_onnx.graph.recognise.tables import make_table
@@ -69,7 +70,7 @@ def _from_candidate(located: Located, candidate: ir.Value) -> tuple[Rotary, Loca
         return None
     if channels is None or channels.ndim != 1:
         return None
-    rotary = read_pairs(list(channels), located)
+    rotary = read_pairs(list(channels), located) or read_rotations(list(channels), located)
     return (rotary, located.at(candidate, located.layout)) if rotary is not None else None
 
 
@@ -117,6 +118,21 @@ def read_pairs(channels: Sequence[Terms], located: Located) -> Rotary | None:
         sections=sections,
         node=located.value.producer(),
     )
+
+
+def read_rotations(channels: Sequence[Terms], located: Located) -> Rotary | None:
+    """As `read_pairs`, where sines carry their sign in a constant of 2 x 2 matrices; the whole head is rotated."""
+    parts = read_matrices(channels)
+    if parts is None:
+        return None
+    pairs = [Pair(index, parts[index][1].source, False) for index in parts if index < parts[index][1].source]
+    arrangement = _arrangement(pairs, 0, len(channels)) if 2 * len(pairs) == len(channels) else None
+    tables = tables_of(parts, [(pair.first, pair.second) for pair in pairs]) if arrangement is not None else None
+    if arrangement is None or tables is None:
+        return None
+    cos, sin = tables
+    node = located.value.producer()
+    return Rotary(cos=cos, sin=sin, interleaved=arrangement[0], size=0, offset=0, sections=arrangement[1], node=node)
 
 
 def _split_terms(terms: Terms, index: int) -> tuple[Term, Term] | None:

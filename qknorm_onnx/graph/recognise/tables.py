@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -52,6 +53,22 @@ def _of_operator(parts: Sequence[tuple[ir.Value, tuple[int, ...]]]) -> Table | N
     if len(layouts) != 1:
         return None
     return Table(tuple((inner.value, columns) for inner, columns in found), layouts.pop())
+
+
+def same_table(first: Table, second: Table) -> bool:
+    """Whether two tables are the same: the same columns of the same values, or of constants with the same contents."""
+    if dataclasses.replace(first, parts=(), roots=()) != dataclasses.replace(second, parts=(), roots=()):
+        return False
+    if [columns for _, columns in first.parts] != [columns for _, columns in second.parts]:
+        return False
+    return all(_same_values(a, b) for (a, _), (b, _) in zip(first.parts, second.parts, strict=True))
+
+
+def _same_values(first: ir.Value, second: ir.Value) -> bool:
+    if first is second:
+        return True
+    a, b = constant(first), constant(second)
+    return a is not None and b is not None and np.array_equal(a, b)
 
 
 def _equal_in_pairs(
