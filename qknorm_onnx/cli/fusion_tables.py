@@ -38,7 +38,9 @@ def report_as_data(report: FusionReport) -> dict[str, Any]:
 
 def print_report(console: Console, report: FusionReport, *, fused_word: str = "fused") -> None:
     """One row for each attention, then the counts and the notes."""
-    table = Table(Column("attention", overflow="fold"), "state", "what it is, or why not", title="QK-Norm attention", title_justify="left")
+    table = Table(
+        Column("attention", overflow="fold"), "state", "what it is, or why not", title="QK-Norm attention", title_justify="left"
+    )
     for item in report.fused:
         detail = one_line(item.spec) + (f"\n{item.note}" if item.note else "")
         table.add_row(escape(item.name), f"[green]{fused_word}[/] ({item.target})", escape(detail))

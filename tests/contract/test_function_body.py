@@ -62,7 +62,7 @@ def test_every_optimisation_level_agrees(dtype, level):
     assert not over_budget(cases, run_ort(model, feeds_of(model, cases, dtype), level), dtype)
 
 
-@pytest.mark.parametrize("opset", (18, 20, 21, 23, 25))
+@pytest.mark.parametrize("opset", [18, 20, 21, 23, 25])
 def test_bodies_of_every_opset(opset):
     cases = [found for name in GROUPS for found in group(name, every=20)]
     model = model_of(cases, opset=opset)
