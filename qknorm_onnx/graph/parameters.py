@@ -211,8 +211,8 @@ def _for_each_window(builder: NodeBuilder, bias: Bias, query: ir.Value) -> Bias:
     images = builder.apply("Div", [batch, builder.integers([bias.windows], "windows")], dims=[1])
     ones = builder.integers([1, 1, 1, 1], "ones")
     target = builder.apply("Concat", [images, ones], dims=[5], attributes=[ir.AttrInt64("axis", 0)])
-    unknown = ir.SymbolicDim(None)
-    every = builder.apply("Expand", [bias.value, target], dims=[unknown, windows, 1, rows, columns])
+    count = shape_of(query)[0] // bias.windows
+    every = builder.apply("Expand", [bias.value, target], dims=[count, windows, 1, rows, columns])
     flat = builder.reshape(every, [-1, 1, *_static(rows, columns)], [shape_of(query)[0], 1, rows, columns])
     return Bias(flat, bias.negated, bias.fill)
 

@@ -105,15 +105,18 @@ CONSTANTS = """
 """
 
 
-def attention_model(spelling: Spelling) -> ir.Model:
-    """A model q_in (B, S, 48), k_in, v_in (B, S, 16), angles (S, 4) -> y (B, S, 48)."""
-    t = spelling.dtype
-    body = CONSTANTS.format(K=TYPE_CODES[t]) + spelling.constants
-    body += """
+TABLES = """
   angles2 = Concat<axis=-1>(angles, angles)
   cos = Cos(angles2)
   sin = Sin(angles2)
 """
+
+
+def attention_model(spelling: Spelling) -> ir.Model:
+    """A model q_in (B, S, 48), k_in, v_in (B, S, 16), angles (S, 4) -> y (B, S, 48)."""
+    t = spelling.dtype
+    body = CONSTANTS.format(K=TYPE_CODES[t]) + spelling.constants
+    body += TABLES
     for side, heads in (("q", "heads1"), ("k", "kv1"), ("v", "kv1")):
         body += spelling.before_split.format(x=f"{side}_in", y=f"{side}_ready", n=f"{side}_pre", w=f"{side}_hidden_weight")
         body += f"  {side}_dims = Concat<axis=0>(batch1, seq1, {heads}, size1)\n"
@@ -135,7 +138,8 @@ def attention_model(spelling: Spelling) -> ir.Model:
   y = Reshape(o_t, o_dims)
 """
     body += spelling.tail
-    inputs = f"{t}[batch,seq,48] q_in, {t}[batch,seq,16] k_in, {t}[batch,seq,16] v_in, {t}[seq,4] angles{spelling.extra_inputs}"
+    inputs = f"{t}[batch,seq,48] q_in, {t}[batch,seq,16] k_in, {t}[batch,seq,16] v_in, {t}[seq,4] angles"
+    inputs += spelling.extra_inputs
     text = f"""<ir_version: 10, opset_import: ["" : {spelling.opset}]>
 attention ({inputs}) => ({t}[batch,seq,48] y{spelling.extra_outputs})
 <{t}[8] q_weight, {t}[8] k_weight, {t}[6,8] q_head_weight, {t}[2,8] k_head_weight, {t}[8] q_bias, {t}[8] k_bias,

@@ -13,6 +13,7 @@ from qknorm_onnx.graph import report as reports
 from qknorm_onnx.graph.match import Core, Declined, Plain, QKNormMatch, Recognition
 from qknorm_onnx.graph.node_builder import replace_value
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
+from qknorm_onnx.graph.passes.prepare import share_equal_nodes
 from qknorm_onnx.graph.prover import Proof, Prover
 from qknorm_onnx.graph.qk_norm_node import is_attention_node, is_rotary_node, read_attention_node
 from qknorm_onnx.graph.recognise.attention import read_core
@@ -23,6 +24,7 @@ from qknorm_onnx.graph.region import RegionError, region_models
 from qknorm_onnx.graph.replacement import Replacement, build_replacement
 from qknorm_onnx.graph.shape_readers import redirect_shape_readers
 from qknorm_onnx.spec.qk_norm_spec import SpecError
+from qknorm_onnx.spec.signature import DOMAIN, VERSION
 
 
 class FuseQKNormPass(ir.passes.InPlacePass):
@@ -43,7 +45,8 @@ class FuseQKNormPass(ir.passes.InPlacePass):
         changed = [self._fuse_graph(graph, model) for graph in _graphs(model)]
         if any(changed):
             common.RemoveUnusedNodesPass()(model)
-            common.CommonSubexpressionEliminationPass()(model)
+            share_equal_nodes(model)
+            model.opset_imports[DOMAIN] = VERSION
         return ir.passes.PassResult(model, any(changed))
 
     def _fuse_graph(self, graph: ir.Graph, model: ir.Model) -> bool:

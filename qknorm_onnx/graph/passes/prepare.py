@@ -32,14 +32,24 @@ class PreparePass(ir.passes.InPlacePass):
         common.RemoveUnusedNodesPass()(model)
         infer_shapes(model)
         MendRotaryTablesPass()(model)
-        common.DeduplicateInitializersPass(size_limit=LARGEST_SHARED)(model)
-        common.CommonSubexpressionEliminationPass()(model)
+        share_equal_nodes(model)
         return ir.passes.PassResult(model, _fingerprint(model) != before)
+
+
+def share_equal_nodes(model: ir.Model) -> None:
+    """Make nodes that compute the same from the same inputs one node, small constants included."""
+    common.DeduplicateInitializersPass(size_limit=LARGEST_SHARED)(model)
+    common.CommonSubexpressionEliminationPass()(model)
 
 
 def infer_shapes(model: ir.Model) -> None:
     """Shapes of all values, as far as ONNX's inference can tell them; a model that it cannot read is left as it is."""
+    initializers = list(model.graph.initializers.values())
     common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+    # The pass takes large weights out and puts them back behind the others: a second run must not find another order.
+    model.graph.initializers.clear()
+    for value in initializers:
+        model.graph.register_initializer(value)
 
 
 def _fingerprint(model: ir.Model) -> tuple[object, ...]:
