@@ -276,7 +276,7 @@ def test_outputs_must_be_as_many():
         ({"module": object()}, "give the torch.nn.Module"),
         ({"kwargs": {"x": torch.zeros(2, 5, 7)}}, "does not run on the example"),
     ],
-    ids=str,
+    ids=["type", "string", "no types", "no inputs", "rank", "no cases", "no module", "shape"],
 )
 def test_wrong_use_ends_in_one_line(change, message):
     arguments = {"module": Function(lambda module, x: x * module.weight), "kwargs": X, **change}
