@@ -155,9 +155,9 @@ CHECKED = (
 )  # fmt: skip
 
 
-def checks(*, length: int, head_size: int, types: tuple[torch.dtype, ...], device: str) -> Iterator[Check]:
-    """Published variants, each prefilled and decoded, and the measured shape itself."""
-    for index, variant in enumerate(VARIANTS[name] for name in CHECKED):
+def checks(*, variants: int, length: int, head_size: int, types: tuple[torch.dtype, ...], device: str) -> Iterator[Check]:
+    """The first `variants` of CHECKED, each prefilled and decoded, and the measured shape itself."""
+    for index, variant in enumerate(VARIANTS[name] for name in CHECKED[:variants]):
         dtype = types[index % len(types)]
         if cuda_refusal(variant.spec, dtype=str(dtype).removeprefix("torch."), head_sizes=(variant.head_size,)):  # type: ignore[arg-type]
             continue

@@ -22,6 +22,7 @@ class Plan:
 
     device: str
     repeats: int
+    check_variants: int
     check_length: int
     check_types: tuple[torch.dtype, ...]
     head_size: int
@@ -38,6 +39,7 @@ def full_plan() -> Plan:
     return Plan(
         device="cuda",
         repeats=20,
+        check_variants=99,
         check_length=130,
         check_types=(torch.bfloat16, torch.float16, torch.float32),
         head_size=128,
@@ -56,6 +58,7 @@ def dry_plan() -> Plan:
     return Plan(
         device="cpu",
         repeats=1,
+        check_variants=2,
         check_length=3,
         check_types=(torch.float16, torch.float32),  # the interpreter multiplies bfloat16 matrices wrongly
         head_size=16,
@@ -108,7 +111,8 @@ def new_report(plan: Plan) -> Report:
 def run_checks(plan: Plan, report: Report, deadline: float) -> None:
     """Every comparison with float64."""
     rows = []
-    for check in checks(length=plan.check_length, head_size=plan.head_size, types=plan.check_types, device=plan.device):
+    sizes: dict[str, Any] = {"variants": plan.check_variants, "length": plan.check_length, "head_size": plan.head_size}
+    for check in checks(**sizes, types=plan.check_types, device=plan.device):
         rows.append((check.name, check.dtype, f"{check.error:.2e}", f"{check.allowed:.2e}", "yes" if check.passed else "NO"))
         if not check.passed:
             report.failures.append(f"{check.name} {check.dtype}")

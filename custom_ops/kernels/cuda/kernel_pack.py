@@ -19,6 +19,7 @@ from qknorm_onnx.custom_ops.kernels.cuda.compile_image import CompiledImage, com
 from qknorm_onnx.custom_ops.kernels.cuda.image_set import Image, parameters
 
 FORMAT: Final = 1
+FIRST_EXACT: Final = 90  # from here on Triton compiles for one capability only: neither code nor PTX runs on later ones
 FEATURES: Final = ("interleaved", "statistics", "capped", "masked", "hinted")
 
 
@@ -47,7 +48,7 @@ def write_pack(folder: pathlib.Path, compiled: Iterable[CompiledImage]) -> int:
             lists.append(described)
         number = lists.index(described)
         entries.append(image_entry(folder, each, each.cubin, "cubin", number))
-        if each.capability == lowest and has_ptx(each.image):
+        if each.capability == lowest < FIRST_EXACT and has_ptx(each.image):
             entries.append(image_entry(folder, each, each.ptx.encode() + b"\0", "ptx", number))
     manifest = {
         "format": FORMAT,
@@ -87,7 +88,7 @@ def image_entry(folder: pathlib.Path, each: CompiledImage, content: bytes, form:
         "padded": image.padded,
         **{feature: int(getattr(image, feature)) for feature in FEATURES},
         "capability": each.capability,
-        "exact": int(form == "cubin" and each.capability >= 90),
+        "exact": int(form == "cubin" and each.capability >= FIRST_EXACT),
         "form": form,
         "file": name,
         "sha256": digest,
