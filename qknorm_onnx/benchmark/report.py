@@ -14,7 +14,7 @@ Verdict = Literal["stretch", "reached", "missed", ""]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One number and the bar for it. `unit`: "x" (times as fast), "of read bandwidth" or "MB". None: no bar."""
+    """One number and the bar for it. `unit`: "x" (times as fast), "share" or "MB". None: no bar."""
 
     what: str
     value: float

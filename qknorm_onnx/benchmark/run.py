@@ -177,16 +177,16 @@ def _timed(entry: Entry, seconds: list[float], error: tuple[float, float]) -> Ti
 def _ratios(case: Case, times: Mapping[str, list[float]]) -> list[Figure]:
     peers = {entry.name for entry in case.entries if not entry.is_native} & times.keys()
     fastest = min(peers, key=lambda name: statistics.median(times[name]), default="")
-    figures = []
+    figures: dict[tuple[str, str], Figure] = {}  # the fastest peer may have a bar of its own before
     for bar in case.bars:
         against = fastest if bar.against == FASTEST_PEER else bar.against
         if bar.entry in times and against in times:
-            figures.append(_ratio(bar, against, times))
-    return figures
+            figures.setdefault((bar.entry, against), _ratio(bar, against, times))
+    return list(figures.values())
 
 
 def _ratio(bar: Bar, against: str, times: Mapping[str, list[float]]) -> Figure:
-    named = f"{bar.against}, {against}" if bar.against == FASTEST_PEER else against
+    named = f"{against} ({FASTEST_PEER})" if bar.against == FASTEST_PEER else against
     value = ratio_of_pairs(times[bar.entry], times[against])
     return Figure(what=f"{bar.entry} against {named}", value=value, unit="x", bar=bar.at_least, stretch=bar.stretch)
 
@@ -196,7 +196,9 @@ def _read_share(case: Case, timed: Sequence[TimedEntry], limits: Limits) -> list
         return []
     rates = [entry.cache_gb_per_s for entry in timed if entry.cache_gb_per_s is not None]
     return [
-        Figure(what="native", value=rate / limits.read_gb_per_s, unit="of read bandwidth", stretch=case.read_share_stretch)
+        Figure(
+            what="native, of the read bandwidth", value=rate / limits.read_gb_per_s, unit="share", stretch=case.read_share_stretch
+        )
         for rate in rates
     ]
 

@@ -111,7 +111,9 @@ def _rate(entry: TimedEntry) -> str:
 
 
 def _figures(report: BenchmarkReport) -> Table:
-    table = Table("case", "figure", "value", "bar", "stretch", "", title="Bars", title_justify="left", box=SIMPLE)
+    table = Table(title="Bars", title_justify="left", box=SIMPLE)
+    for name in ("case", "figure", "value", "bar", "stretch", ""):
+        table.add_column(name, no_wrap=name != "figure")
     for case in report.cases:
         for figure in case.figures:
             table.add_row(*_figure_row(case, figure))
@@ -119,15 +121,12 @@ def _figures(report: BenchmarkReport) -> Table:
 
 
 def _figure_row(case: CaseResult, figure: Figure) -> tuple[str, ...]:
-    sign = "<" if figure.at_most else ">="
-    value, bar, stretch = (_number(figure, number) for number in (figure.value, figure.bar, figure.stretch))
-    goals = (f"{sign} {goal}" if goal else "" for goal in (bar, stretch))
-    return (escape(case.id), escape(figure.what), value, *goals, VERDICT_STYLES[figure.verdict])
+    sign = "<=" if figure.at_most else ">="
+    goals = (f"{sign} {_number(figure, goal)}" if goal is not None else "" for goal in (figure.bar, figure.stretch))
+    return (escape(case.id), escape(figure.what), _number(figure, figure.value), *goals, VERDICT_STYLES[figure.verdict])
 
 
-def _number(figure: Figure, value: float | None) -> str:
-    if value is None:
-        return ""
+def _number(figure: Figure, value: float) -> str:
     if figure.unit == "x":
         return f"{value:.3f}x" if 0.9 < value < 1.1 else f"{value:.2f}x"
-    return f"{value:.0f} MB" if figure.unit == "MB" else f"{value:.0%} {figure.unit}"
+    return f"{value:.0f} MB" if figure.unit == "MB" else f"{value:.0%}"
