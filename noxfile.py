@@ -6,7 +6,7 @@ import pathlib
 
 import nox
 
-nox.options.sessions = ["lint", "types", "floors", "unit", "contract", "numerics", "docs"]
+nox.options.sessions = ["lint", "types", "floors", "unit", "contract", "numerics", "gpu", "docs"]
 nox.options.reuse_existing_virtualenvs = True
 
 THREADS = {"OMP_NUM_THREADS": "1"}
@@ -63,6 +63,12 @@ def contract(session: nox.Session) -> None:
 def numerics(session: nox.Session) -> None:
     """Error budgets in every type, and the mutation check."""
     run_tests(session, "tests/numerics")
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """The CUDA kernels, without a GPU: interpreted, compiled, and launched over a stand-in driver."""
+    run_tests(session, "tests/gpu")
 
 
 @nox.session
