@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ import onnx_ir as ir
 
 from qknorm_onnx import custom_ops
 from qknorm_onnx.benchmark.onnx_contestants import OPSET, BoundSession
+from qknorm_onnx.benchmark.timing import Clock, seconds_of
 from qknorm_onnx.benchmark.torch_contestants import import_torch
 from qknorm_onnx.runtime.session import import_onnxruntime
 
@@ -77,42 +77,43 @@ def load_average() -> float:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
-def measure_limits(*, threads: int, matmul_size: int = MATMUL_SIZE, read_bytes: int = READ_BYTES) -> Limits:
-    """Both limits, each the best of several measurements by the wall clock."""
+def measure_limits(*, threads: int, clock: Clock, matmul_size: int = MATMUL_SIZE, read_bytes: int = READ_BYTES) -> Limits:
+    """Both limits, each the best of several measurements."""
     return Limits(
-        matmul_gflops=_matmul_gflops(matmul_size, threads),
-        read_gb_per_s=_read_gb_per_s(read_bytes, threads),
+        matmul_gflops=_matmul_gflops(matmul_size, threads, clock),
+        read_gb_per_s=_read_gb_per_s(read_bytes, threads, clock),
         matmul_size=matmul_size,
     )
 
 
-def _matmul_gflops(size: int, threads: int) -> float:
+def _matmul_gflops(size: int, threads: int, clock: Clock) -> float:
     header = f'<ir_version: 10, opset_import: ["" : {OPSET}]>'
     text = f"{header} product (float[n, k] A, float[k, m] B) => (float[n, m] Y) {{ Y = MatMul(A, B) }}"
     rng = np.random.default_rng(0)
     feeds = {name: rng.standard_normal((size, size), dtype=np.float32) for name in ("A", "B")}
     session = BoundSession(ir.from_proto(onnx.parser.parse_model(text)), feeds, threads=threads)
-    return 2e-9 * size**3 / _best_seconds(session.call)
+    return 2e-9 * size**3 / _best_seconds(session.call, clock)
 
 
-def _read_gb_per_s(num_bytes: int, threads: int) -> float:
+def _read_gb_per_s(num_bytes: int, threads: int, clock: Clock) -> float:
     """The faster of two loops: NumPy's maximum, a part of the array in each thread, and PyTorch's own."""
     array = np.zeros(num_bytes // 4, dtype=np.float32)
     array += 1  # writes every page: untouched ones all lie on the same page of zeros
     tensor = import_torch().from_numpy(array)
-    with ThreadPoolExecutor(threads) as pool:
-        parts = np.array_split(array, threads)
-        best = min(_best_seconds(lambda: list(pool.map(np.max, parts))), _best_seconds(tensor.amax))
+    if threads == 1:  # in this thread, whose processor time is what the clock shows
+        best = min(_best_seconds(array.max, clock), _best_seconds(tensor.amax, clock))
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            parts = np.array_split(array, threads)
+            best = min(_best_seconds(lambda: list(pool.map(np.max, parts)), clock), _best_seconds(tensor.amax, clock))
     return 1e-9 * array.nbytes / best
 
 
-def _best_seconds(call: Callable[[], object]) -> float:
+def _best_seconds(call: Callable[[], object], clock: Clock) -> float:
     call()
     best = float("inf")
     for _ in range(REPEATS):
-        begun = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - begun)
+        best = min(best, seconds_of(call, clock))
     return best
 
 

@@ -48,7 +48,7 @@ class TimedEntry:
     median_ms: float
     best_ms: float
     gflops: float
-    cache_gb_per_s: float | None = None  # keys and values read in a second; None without a cache
+    cache_gb_per_s: float | None = None  # keys and values read in a second: of native entries with a cache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -79,12 +79,12 @@ def run_benchmark(
     """
     torch_contestants.import_torch()
     _require_library()
-    name, _ = clock_for(settings.threads)
+    name, clock = clock_for(settings.threads)
     machine = describe(threads=settings.threads, clock=name)
     with torch_contestants.torch_threads(settings.threads):
         progress("limits of the machine")
         sizes = (QUICK_MATMUL_SIZE, QUICK_READ_BYTES) if settings.quick else (MATMUL_SIZE, READ_BYTES)
-        limits = measure_limits(threads=settings.threads, matmul_size=sizes[0], read_bytes=sizes[1])
+        limits = measure_limits(threads=settings.threads, clock=clock, matmul_size=sizes[0], read_bytes=sizes[1])
         results = []
         for case in cases:
             progress(case.id)
@@ -194,13 +194,9 @@ def _ratio(bar: Bar, against: str, times: Mapping[str, list[float]]) -> Figure:
 def _read_share(case: Case, timed: Sequence[TimedEntry], limits: Limits) -> list[Figure]:
     if case.read_share_stretch is None:
         return []
-    rates = [entry.cache_gb_per_s for entry in timed if entry.cache_gb_per_s is not None]
-    return [
-        Figure(
-            what="native, of the read bandwidth", value=rate / limits.read_gb_per_s, unit="share", stretch=case.read_share_stretch
-        )
-        for rate in rates
-    ]
+    shares = [entry.cache_gb_per_s / limits.read_gb_per_s for entry in timed if entry.cache_gb_per_s is not None]
+    what = "native, of the read bandwidth"
+    return [Figure(what=what, value=share, unit="share", stretch=case.read_share_stretch) for share in shares]
 
 
 def _require_library() -> None:

@@ -28,8 +28,8 @@ def interleaved(calls: Mapping[str, Callable[[], object]], *, rounds: int, clock
     value is their median.
     """
     names = list(calls)
-    first = {name: _seconds(calls[name], clock) for name in names}
-    first = {name: min(first[name], _seconds(calls[name], clock)) for name in names}
+    first = {name: seconds_of(calls[name], clock) for name in names}
+    first = {name: min(first[name], seconds_of(calls[name], clock)) for name in names}
     times: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
         start = turn % len(names)
@@ -38,7 +38,7 @@ def interleaved(calls: Mapping[str, Callable[[], object]], *, rounds: int, clock
             if first[name] < WARM_UP_BELOW_SECONDS:
                 calls[name]()
             repeats = max(1, int(TURN_SECONDS / max(first[name], 1e-6)))
-            times[name].append(statistics.median(_seconds(calls[name], clock) for _ in range(min(repeats, 50))))
+            times[name].append(statistics.median(seconds_of(calls[name], clock) for _ in range(min(repeats, 50))))
     return times
 
 
@@ -47,7 +47,8 @@ def ratio_of_pairs(of: list[float], against: list[float]) -> float:
     return statistics.median(other / own for own, other in zip(of, against, strict=True))
 
 
-def _seconds(call: Callable[[], object], clock: Clock) -> float:
+def seconds_of(call: Callable[[], object], clock: Clock) -> float:
+    """How long one call takes."""
     begun = clock()
     call()
     return clock() - begun

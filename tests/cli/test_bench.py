@@ -137,6 +137,15 @@ def test_every_contestant_that_takes_part_is_right(problem, dtype):
     assert result.left_out == {}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", [SMALL, SMALL_DECODE])
+def test_torch_compile_compiles_it_as_one_graph(problem):
+    settings = dataclasses.replace(SETTINGS, with_compile=True)
+    result = engine.run_case(small_case("native", "torch compile", problem=problem), settings, LIMITS, engine.MAKERS)
+    assert result.left_out == {}
+    assert [entry.name for entry in result.entries] == ["native", "torch compile"]
+
+
 def test_who_cannot_take_part_is_listed_with_the_reason():
     case = small_case("native", "ORT MHA", bars=(Bar(entry="native", against="ORT MHA", at_least=1.0),))
     result = engine.run_case(case, SETTINGS, LIMITS, engine.MAKERS)
@@ -196,8 +205,10 @@ def test_the_fastest_peer_is_the_one_that_counts(monkeypatch):
     )
     result = engine.run_case(small_case(*seconds, bars=bars), SETTINGS, LIMITS, engine.MAKERS)
     first, second = result.figures
-    assert (first.what, first.value, first.verdict) == ("native against fastest peer, torch eager", 2.0, "reached")
+    assert (first.what, first.value, first.verdict) == ("native against torch eager (fastest peer)", 2.0, "reached")
     assert (second.value, second.verdict) == (3.0, "missed")
+    alone = engine.run_case(small_case("native", "torch eager", bars=(bars[0], bars[0])), SETTINGS, LIMITS, engine.MAKERS)
+    assert len(alone.figures) == 1  # the fastest peer may be named by two bars
 
 
 def test_the_share_of_the_read_bandwidth(monkeypatch):
