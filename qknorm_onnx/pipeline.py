@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from qknorm_onnx.errors import FusionRequiredError, InputError
-from qknorm_onnx.graph.model_file import ModelSource, load_model, save_model
+from qknorm_onnx.graph.model_file import ModelSource, load_model, model_as_proto, save_model
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
@@ -32,8 +32,8 @@ class Program:
     report: FusionReport
 
     def to_proto(self) -> onnx.ModelProto:
-        """The model as one protobuf message; weights over 2 GiB need `save`."""
-        return ir.to_proto(self.model)
+        """The model as one protobuf message; raises InputError where its weights need `save`."""
+        return model_as_proto(self.model)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model; large weights go to `<path>.data` beside it. Raises InputError; never leaves half a file."""
@@ -78,6 +78,7 @@ def fuse(
     say("lower")
     AttachBodiesPass()(model)
     outcomes = lower(model, target=target, provider=provider)
+    PreparePass()(model)  # bodies and lowerings bring equal constants along; a second run must find nothing to do
     return Program(model, _with_targets(fuse_pass.report, outcomes))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,19 +19,28 @@ from qknorm_onnx.errors import InputError
 # A protobuf message is limited to 2 GiB; weights go to a file beside the model well before that.
 EXTERNAL_DATA_THRESHOLD_BYTES: Final = 1 << 30
 
+# Shapes, axes and exponents, which recognisers must read, are no larger.
+SMALL_TENSOR_BYTES: Final = 1 << 16
+
 ModelSource = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 
 
 def load_model(source: ModelSource) -> ir.Model:
-    """An onnx_ir model of `source` that can be changed without changing `source`; weights stay shared or on disk.
+    """An onnx_ir model of `source` that can be changed without changing `source`.
+
+    Weights in files beside the model are read into memory up to 1 GiB, so that nothing depends on where it is used;
+    larger models keep all but their small tensors on disk.
 
     Raises:
-        InputError: no such file, or it is not an ONNX model.
+        InputError: no such file, it is not an ONNX model, or its weight files are missing or too short.
     """
-    if isinstance(source, ir.Model):
-        return source.clone()
-    if isinstance(source, onnx.ModelProto):
-        return ir.from_proto(source)
+    if isinstance(source, (ir.Model, onnx.ModelProto)):
+        model = source.clone() if isinstance(source, ir.Model) else ir.from_proto(source)
+        _read_weights(model, "the model")
+        return model
+    if not isinstance(source, (str, os.PathLike)):
+        kind = type(source).__name__
+        raise InputError(f"a model of type {kind} is given; give a path, an onnx.ModelProto or an onnx_ir.Model")
     path = Path(source)
     if not path.exists():
         raise InputError(f"{path}: no such file")
@@ -42,34 +52,86 @@ def load_model(source: ModelSource) -> ir.Model:
         raise InputError(f"{path} is not a readable ONNX model ({_first_line(error)})") from error
     if not model.opset_imports and not len(model.graph):
         raise InputError(f"{path} is not an ONNX model: it has no operator set and no nodes")
-    _require_external_data(model, path)
+    _read_weights(model, str(path))
     return model
 
 
 def save_model(model: ir.Model, path: str | os.PathLike[str]) -> None:
     """Write `model` to `path`; from 1 GiB on, the weights to `<path>.data` beside it. Written whole or not at all.
 
+    A symbolic link stays one: the file that it points to is written.
+
     Raises:
-        InputError: the folder does not exist or cannot be written to.
+        InputError: `path` is a folder or a device, its folder does not exist, or it cannot be written.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path)) if os.fspath(path) else Path()
+    if target.is_dir() or (target.exists() and not target.is_file()):
+        raise InputError(f"{str(path)!r} is not a file; name the ONNX file to write")
     if not target.parent.is_dir():
         raise InputError(f"{target.parent} is no folder; create it first, or write elsewhere")
     with _staging_folder(target) as staging:
-        if weight_bytes(model) < EXTERNAL_DATA_THRESHOLD_BYTES:
+        if is_small(model):
             ir.external_data.load_to_model(model)
             ir.save(model, staging / target.name)
         else:
             ir.save(model, staging / target.name, external_data=f"{target.name}.data")
         # The data file first: a model file is never there without its weights.
         for written in sorted(staging.iterdir(), key=lambda file: file.name == target.name):
-            written.replace(target.parent / written.name)
+            place = target.parent / written.name
+            if place.exists():
+                shutil.copymode(place, written)
+            written.replace(place)
+
+
+def model_as_proto(model: ir.Model) -> onnx.ModelProto:
+    """The model with all its weights as one protobuf message.
+
+    Raises:
+        InputError: it is too large for one message.
+    """
+    if not is_small(model):
+        raise InputError("the model's weights are too large for one protobuf message; save it to a file instead")
+    whole = model.clone()
+    ir.external_data.load_to_model(whole)
+    return ir.to_proto(whole)
+
+
+def is_small(model: ir.Model) -> bool:
+    """Whether the model's weights fit into one protobuf message with its graph."""
+    return weight_bytes(model) < EXTERNAL_DATA_THRESHOLD_BYTES
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """Bytes of all initializers of the main graph."""
-    tensors = (value.const_value for value in model.graph.initializers.values())
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    """Bytes of all initializers, those of subgraphs included."""
+    return sum(tensor.nbytes for tensor in _weights(model))
+
+
+def _weights(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value.const_value
+
+
+def _read_weights(model: ir.Model, label: str) -> None:
+    """Bring weights from beside the model into memory, all of them or the small ones that decide about shapes."""
+    outside = [tensor for tensor in _weights(model) if isinstance(tensor, ir.ExternalTensor)]
+    for tensor in outside:
+        file = Path(tensor.path)
+        if not file.is_file():
+            raise InputError(f"{label}: its weight file {tensor.location} is missing; keep both files in one folder")
+        if file.stat().st_size < (tensor.offset or 0) + tensor.nbytes:
+            raise InputError(f"{label}: its weight file {tensor.location} is too short for {tensor.name}; copy it again")
+    if not outside:
+        return
+    if is_small(model):
+        ir.external_data.load_to_model(model)
+        return
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes <= SMALL_TENSOR_BYTES:
+                value.const_value = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
 
 
 @contextmanager
@@ -77,15 +139,8 @@ def _staging_folder(target: Path) -> Iterator[Path]:
     try:
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
             yield Path(folder)
-    except PermissionError as error:
-        raise InputError(f"{target.parent} cannot be written to ({_first_line(error)})") from error
-
-
-def _require_external_data(model: ir.Model, path: Path) -> None:
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor) and not Path(tensor.path).exists():
-            raise InputError(f"{path}: its weight file {tensor.location} is missing; keep both files in one folder")
+    except OSError as error:
+        raise InputError(f"{target} cannot be written ({_first_line(error)})") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,7 +14,19 @@ from qknorm_onnx.proof.region_sizes import Relation, SymbolTable
 from qknorm_onnx.runtime.value_types import FLOAT_TYPES
 
 Tensor = npt.NDArray[Any]
-Kind = Literal["ordinary", "small rows", "tiny rows", "a row of the mask that hides all or nothing"]
+Kind = Literal[
+    "ordinary",
+    "small rows",
+    "tiny rows",
+    "a row of the mask that hides all or nothing",
+    "a mask that hides the first keys",
+    "a mask of the opposite sense",
+]
+_MASK_KINDS: Final[tuple[Kind, ...]] = (
+    "a row of the mask that hides all or nothing",
+    "a mask that hides the first keys",  # padding on the left: under causality the first queries see nothing
+    "a mask of the opposite sense",  # True hides
+)
 
 # Sizes of rows: where an epsilon of 1e-5 or 1e-6 inside a root matters, where an L2 norm's bound of 1e-12 does (float64
 # squares that without loss), and what half precision holds.
@@ -26,7 +38,8 @@ _HALF_MAGNITUDES: Final = (1e-3, 3e2)  # squares of the largest overflow float16
 class RegionCase:
     """Inputs by name, and in words what is special about them.
 
-    `may_be_undefined`: a row is all zero, or sees no key. Some spellings divide by zero there, the operator gives zeros.
+    `may_be_undefined`: a row is all zero, or a mask may leave it without a key. Some spellings divide by zero there, the
+    operator gives zeros.
     """
 
     what: str
@@ -41,7 +54,7 @@ def region_cases(
     has_mask = any(value.dtype == ir.DataType.BOOL for value in inputs)
     kinds: list[tuple[Kind, ...]] = [("ordinary", "small rows", "tiny rows"), ("small rows",), ("ordinary",)]
     if has_mask:
-        kinds[0] = (*kinds[0], "a row of the mask that hides all or nothing")
+        kinds[0] = (*kinds[0], *_MASK_KINDS)
     random = np.random.default_rng(seed)
     for sizes, kinds_of_size in zip(table.assignments(relation), kinds, strict=True):
         for kind in kinds_of_size:
@@ -52,7 +65,7 @@ def region_cases(
             except ValueError:
                 continue
             named = ", ".join(f"{symbol} = {size}" for symbol, size in sizes.items())
-            undefined = kind.startswith("a row") or any(_has_zero_row(array) for array in values.values())
+            undefined = has_mask or any(_has_zero_row(array) for array in values.values())
             yield RegionCase(what=f"{kind}; {named or 'static sizes'}", inputs=values, may_be_undefined=undefined)
 
 
@@ -98,7 +111,9 @@ def _mask(shape: tuple[int, ...], kind: Kind, random: np.random.Generator) -> Te
         rows = np.arange(shape[-2])
         columns = np.clip(rows + offset, 0, shape[-1] - 1)
         mask[..., rows, columns] = True
-    if kind.startswith("a row") and mask.ndim >= 2:
+    if kind == "a row of the mask that hides all or nothing" and mask.ndim >= 2:
         mask[..., -1, :] = False
         mask[..., 0, :] = True
-    return mask
+    if kind == "a mask that hides the first keys":
+        mask[:1, ..., : (shape[-1] + 1) // 2] = False
+    return ~mask if kind == "a mask of the opposite sense" else mask

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from qknorm_onnx.errors import InputError
-from qknorm_onnx.graph.model_file import EXTERNAL_DATA_THRESHOLD_BYTES, ModelSource, load_model, save_model, weight_bytes
+from qknorm_onnx.graph.model_file import ModelSource, is_small, load_model, model_as_proto, save_model
 from qknorm_onnx.runtime.native_kernels import native_kernels_for
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def create_session(
             (onnxruntime alone would silently fall back to the CPU).
     """
     ort = import_onnxruntime()
+    if isinstance(providers, str):
+        raise InputError(f"providers is the text {providers!r}; give a list of names")
     wanted = list(providers) if providers is not None else ["CPUExecutionProvider"]
     _require_available(ort, wanted)
     model = model_of(program_or_path)
@@ -61,13 +63,26 @@ def create_session(
         if kernels.library is not None:
             _register_once(options, str(kernels.library))
     if isinstance(program_or_path, (str, os.PathLike)):
-        return ort.InferenceSession(os.fspath(program_or_path), sess_options=options, providers=wanted)
-    if weight_bytes(model) < EXTERNAL_DATA_THRESHOLD_BYTES:
-        return ort.InferenceSession(ir.to_proto(model).SerializeToString(), sess_options=options, providers=wanted)
+        return _session(ort, os.fspath(program_or_path), options, wanted)
+    if is_small(model):
+        return _session(ort, model_as_proto(model).SerializeToString(), options, wanted)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         save_model(model, path)
-        return ort.InferenceSession(path, sess_options=options, providers=wanted)
+        return _session(ort, str(path), options, wanted)
+
+
+def _session(ort: Any, model: str | bytes, options: onnxruntime.SessionOptions, providers: list[Any]) -> Any:
+    from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as MissingKernel
+
+    try:
+        return ort.InferenceSession(model, sess_options=options, providers=providers)
+    except MissingKernel as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"onnxruntime has no kernel for a node of this model: {reason}. Its CPU provider computes hardly anything in "
+            "bfloat16: export in float32 or float16 for it, or use a GPU"
+        ) from error
 
 
 def _register_once(options: onnxruntime.SessionOptions, library: str) -> None:

@@ -1,0 +1,5 @@
+"""`python -m qknorm_onnx` is the command `qknorm-onnx`."""
+
+from qknorm_onnx.cli.main import main
+
+main()
