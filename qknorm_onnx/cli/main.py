@@ -50,6 +50,9 @@ def run(arguments: list[str] | None = None) -> int:
     """Run the command line `arguments` (None: the process's own) and return its exit code."""
     try:
         result = application.main(args=arguments, prog_name="qknorm-onnx", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "qknorm-onnx"
         return _complain(f"{error.format_message()} See '{where} --help'.", 2)

@@ -129,9 +129,9 @@ def _read_weights(model: ir.Model, label: str) -> None:
         return
     for graph in model.graphs():
         for value in graph.initializers.values():
-            tensor = value.const_value
-            if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes <= SMALL_TENSOR_BYTES:
-                value.const_value = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
+            small = value.const_value
+            if isinstance(small, ir.ExternalTensor) and small.nbytes <= SMALL_TENSOR_BYTES:
+                value.const_value = ir.Tensor(small.numpy().copy(), dtype=small.dtype, name=small.name)
 
 
 @contextmanager

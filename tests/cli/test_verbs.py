@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import onnx
 import pytest
@@ -52,9 +53,10 @@ def test_require_fusion(command, fused_file, plain_file, tmp_path):
 
 
 def test_fusing_a_fused_file_changes_nothing(command, fused_file, tmp_path):
-    out = tmp_path / "again.onnx"
-    assert command("fuse", fused_file, out).code == 0
-    assert out.read_bytes() == fused_file.read_bytes()
+    once, again = tmp_path / "once.onnx", tmp_path / "again.onnx"
+    assert command("fuse", fused_file, once).code == 0
+    assert command("fuse", once, again).code == 0
+    assert once.read_bytes() == again.read_bytes()
 
 
 @pytest.mark.parametrize("target", ["custom-op", "primitive"])
@@ -92,6 +94,42 @@ def test_validate_fails_for_other_weights(command, source, tmp_path):
     outcome = command("validate", out, source)
     assert outcome.code == 1
     assert "failed" in outcome.out
+
+
+def test_output_over_a_link_and_over_a_device(command, fused_file, tmp_path):
+    real, link = tmp_path / "real.onnx", tmp_path / "link.onnx"
+    real.write_bytes(fused_file.read_bytes())
+    real.chmod(0o600)
+    link.symlink_to(real)
+    assert command("fuse", link, link).code == 0
+    assert link.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o600
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for bad in (pipe, tmp_path):
+        outcome = command("fuse", fused_file, bad)
+        assert outcome.code == 2
+        assert "is not a file" in outcome.err
+    assert pipe.is_fifo()
+
+
+def test_weights_beside_the_model(command, source, tmp_path, monkeypatch):
+    """Wherever it is used from, a model with external data keeps its own weights."""
+    out, folder = tmp_path / "article.onnx", tmp_path / "elsewhere"
+    assert command("export", source, out).code == 0
+    folder.mkdir()
+    settings = {"save_as_external_data": True, "location": "w.data", "size_threshold": 0}
+    onnx.save(onnx.load(out), tmp_path / "external.onnx", **settings)
+    (folder / "w.data").write_bytes(bytes((tmp_path / "w.data").stat().st_size))  # zeros: the wrong weights
+    monkeypatch.chdir(folder)
+    assert command("validate", "../external.onnx", source).code == 0
+    assert command("fuse", "../external.onnx", "fused.onnx").code == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["fused.onnx", "w.data"]
+    assert command("validate", "fused.onnx", source).code == 0
+    (tmp_path / "w.data").write_bytes(b"short")
+    outcome = command("inspect", "../external.onnx")
+    assert outcome.code == 2
+    assert "too short" in outcome.err
 
 
 def test_doctor(command):
