@@ -9,6 +9,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -20,7 +21,7 @@ from qknorm_onnx.custom_ops.kernels.cuda.machine_code import Instruction, key_lo
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "cuda_images.md"
-LARGEST_PACK = 30e6
+LARGEST_PACK = 30e6  # as it ships: zipped in a wheel
 
 
 def compile_kernels(cache: pathlib.Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -37,14 +38,13 @@ def contents(folder: pathlib.Path) -> dict[str, str]:
 
 def test_a_small_pack(tmp_path):
     """Prefill for the two architectures whose matrix instructions are easily lost."""
-    chosen = ("--arch", "sm_90", "sm_100", "--only", "^prefill-bfloat16-d128$")
+    chosen = ("--arch", "sm_90", "sm_100", "--only", "^prefill-bfloat16-d128(-masked)?$")
     done = compile_kernels(tmp_path / "cache", *chosen, "--out", str(tmp_path / "pack"), "--report", str(tmp_path / "report.md"))
     assert done.returncode == 0, done.stderr
     rows = [row.split(" | ") for row in (tmp_path / "report.md").read_text().splitlines()[2:]]
-    assert [row[1] for row in rows] == ["90", "100"]
-    assert re.fullmatch(r"[1-9]\d* HGMMA", rows[0][7])
-    assert re.fullmatch(r"[1-9]\d* UTCHMMA", rows[1][7])
-    assert [row[8] for row in rows] == ["0", "0"]
+    assert [row[1] for row in rows] == ["90", "90", "100", "100"]
+    assert all(re.fullmatch(r"[1-9]\d* HGMMA" if row[1] == "90" else r"[1-9]\d* UTCHMMA", row[7]) for row in rows)
+    assert {row[8] for row in rows} == {"0"}
     check_manifest(tmp_path / "pack")
     assert compile_kernels(tmp_path / "other cache", *chosen, "--out", str(tmp_path / "again")).returncode == 0
     assert contents(tmp_path / "again") == contents(tmp_path / "pack")
@@ -53,7 +53,7 @@ def test_a_small_pack(tmp_path):
 def test_a_pack_of_an_old_architecture_has_ptx_for_newer_ones(tmp_path):
     assert (
         compile_kernels(
-            tmp_path / "cache", "--arch", "sm_80", "--only", "^combine-float16-d64$", "--out", str(tmp_path)
+            tmp_path / "cache", "--arch", "sm_80", "--only", "^combine-float16-d128$", "--out", str(tmp_path)
         ).returncode
         == 0
     )
@@ -75,8 +75,8 @@ def check_manifest(folder):
         assert entry["bytes"] == len(content)
         assert content.startswith(b"\x7fELF")
         assert entry["exact"] == 1
-        assert entry["constants"]["BM"] == entry["rows"] == 128
-        assert entry["shared"] > 64 * 1024
+        assert entry["constants"]["BM"] == entry["rows"] == (64 if entry["masked"] else 128)
+        assert entry["shared"] >= 64 * 1024
 
 
 def test_pytorchs_launcher_compiles_at_run_time():
@@ -95,7 +95,10 @@ def test_pytorchs_launcher_compiles_at_run_time():
 def test_the_whole_pack(tmp_path):
     done = compile_kernels(tmp_path / "cache", "--out", str(tmp_path / "pack"), "--report", str(tmp_path / "report.md"))
     assert done.returncode == 0, done.stderr
-    assert sum(path.stat().st_size for path in (tmp_path / "pack").iterdir()) < LARGEST_PACK
+    with zipfile.ZipFile(tmp_path / "pack.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in (tmp_path / "pack").iterdir():
+            archive.write(path)
+    assert (tmp_path / "pack.zip").stat().st_size < LARGEST_PACK
 
 
 def test_the_committed_table_has_every_hot_image():
@@ -150,7 +153,7 @@ def test_wrong_usage_is_told(capsys):
     assert "no image has a name like 'no such kernel'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--arch", "sm_70"])
-    assert main(["--only", "^combine-float16-d64$"]) == 1  # this process interprets
+    assert main(["--only", "^combine-float16-d128$"]) == 1  # this process interprets
     assert "TRITON_INTERPRET is set" in capsys.readouterr().err
     assert ARCHITECTURES == ("sm_80", "sm_90", "sm_100", "sm_120")
     assert image_set.PADDED_HEADS == (64, 128, 256)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import triton
 
 from qknorm_onnx.custom_ops.kernels.cuda.compile_image import CompiledImage, compile_image
-from qknorm_onnx.custom_ops.kernels.cuda.image_set import Image, parameters
+from qknorm_onnx.custom_ops.kernels.cuda.image_set import PADDED_HEADS, Image, parameters
 
 FORMAT: Final = 1
 FIRST_EXACT: Final = 90  # from here on Triton compiles for one capability only: neither code nor PTX runs on later ones
@@ -65,9 +65,10 @@ def write_pack(folder: pathlib.Path, compiled: Iterable[CompiledImage]) -> int:
 def has_ptx(image: Image) -> bool:
     """Whether the pack holds the image's PTX too, which the driver compiles for processors newer than the pack.
 
-    Not of every image, for its size: heads of 64 then run as heads of 128, and float32 takes the general images.
+    For its size not of every image: of the general ones, which serve everything, and of the most common plain ones.
     """
-    return not image.hinted or image.kernel == "combine" or (image.padded == 128 and image.dtype != "float32")
+    common = image.padded == 128 and image.dtype != "float32" and not (image.capped or image.masked)
+    return not image.hinted or common or (image.kernel == "combine" and image.padded == PADDED_HEADS[-1])
 
 
 def image_entry(folder: pathlib.Path, each: CompiledImage, content: bytes, form: str, parameter_list: int) -> dict[str, Any]:

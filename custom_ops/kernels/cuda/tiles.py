@@ -34,13 +34,15 @@ def prefill_tile(padded: int, *, wide: bool, masked: bool, capability: int) -> T
     """The tile of `prefill`; `wide` is float32, `masked` reads attention_bias, `capability` is 80, 90, 100 or 120."""
     if wide:
         return Tile(rows=64, keys=32 if padded <= 128 else 16, warps=4, stages=2 if padded <= 128 else 1)
+    if masked:  # the addresses of the mask's tile take registers
+        return Tile(rows=64, keys=32 if padded > 64 else 64, warps=8, stages=2)
     if padded > 128:
         if capability == 90:
             return Tile(rows=128, keys=64, warps=8, stages=2)
         if capability == 100:
             return Tile(rows=64, keys=64, warps=8, stages=2)
         return Tile(rows=64, keys=32, warps=4, stages=2)
-    return Tile(rows=128, keys=64, warps=8, stages=2 if masked else 3)
+    return Tile(rows=128, keys=64, warps=8, stages=3)
 
 
 def decode_tile(padded: int, *, wide: bool) -> Tile:
