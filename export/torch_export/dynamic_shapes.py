@@ -21,6 +21,8 @@ from qknorm_onnx.torch_export.signature_wrapper import ExampleCall, ExplicitSign
 
 DynamicShapes = Mapping[str, Any] | Sequence[Any]
 _EXPRESSION: Final = re.compile(r"[+\-*/ ]")
+_WORD: Final = r"[A-Za-z_]\w*|\d+"
+_READABLE: Final = re.compile(rf"(?:[A-Za-z_]\w*)|(?:(?:{_WORD})(?:\s*[+\-*/]\s*(?:{_WORD}))+)", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +91,9 @@ def dynamic_axes(dynamic_shapes: DynamicShapes | None, call: ExampleCall) -> tup
             known = ", ".join(dict.fromkeys([*call.structure, *call.tensors]))
             raise ExportError(f"dynamic_shapes names {name!r}, which is no input of the example; inputs are {known}")
         found += _axes(call.structure.get(name, name if name in call.tensors else None), shape, call, name)
+    for axis in found:
+        if axis.name and not _READABLE.fullmatch(axis.name):
+            raise ExportError(f"{axis}: ONNX cannot read this name; use letters, digits and _, or sums such as 'past + new'")
     _check_equal_sizes(found)
     return tuple(found)
 

@@ -20,7 +20,7 @@ from qknorm_onnx.torch_export.dynamic_shapes import DynamicShapes, dynamic_axes,
 from qknorm_onnx.torch_export.errors import ExportError, first_line
 from qknorm_onnx.torch_export.huggingface.cached_decoder import CachedDecoder
 from qknorm_onnx.torch_export.mends import mended
-from qknorm_onnx.torch_export.module_names import forget_wrapper, name_expressions
+from qknorm_onnx.torch_export.module_names import forget_wrapper, name_expressions, name_outputs
 from qknorm_onnx.torch_export.signature_wrapper import ExplicitSignature, example_call
 from qknorm_onnx.torch_export.translation import translation_table
 from qknorm_onnx.torch_export.weight_check import check_weights
@@ -65,7 +65,7 @@ def export(
     """
     if progress is not None:
         progress("export")
-    chosen = opset or OPSET_OF_TARGET.get(target, DEFAULT_OPSET)
+    chosen = opset if opset is not None else OPSET_OF_TARGET.get(target, DEFAULT_OPSET)
     model, notes = export_graph(module, args, kwargs, dynamic_shapes=dynamic_shapes, opset=chosen)
     program = fuse(model, target=target, provider=provider, verify=verify, require_fusion=require_fusion, progress=progress)
     return dataclasses.replace(program, report=dataclasses.replace(program.report, notes=(*notes, *program.report.notes)))
@@ -81,8 +81,10 @@ def export_graph(
 ) -> tuple[ir.Model, tuple[str, ...]]:
     """The module's graph before any fusion, and notes of what was mended on the way. As `export` otherwise."""
     _require_exporter(opset)
+    if not isinstance(module, nn.Module):
+        raise ExportError(f"a {type(module).__name__} is given; give a torch.nn.Module")
     check_weights(module)
-    call = example_call(module, args, kwargs)
+    call = example_call(module, (args,) if isinstance(args, torch.Tensor) else args, kwargs)
     axes = dynamic_axes(dynamic_shapes, call)
     call, enlarged = enlarge(call, axes)
     keep_cache = isinstance(module, CachedDecoder) or bool((kwargs or {}).get("use_cache"))
@@ -99,8 +101,12 @@ def export_graph(
         check_honoured(axes, program.exported_program, wrapper)
     if wrapper.arithmetic.used:
         notes.append("complex numbers were written as pairs of real ones (ONNX has no complex type)")
+    written = program.model.opset_imports.get("")
+    if written != opset:
+        raise ExportError(f"torch.onnx wrote opset {written} instead of {opset}; use opset {DEFAULT_OPSET}")
     forget_wrapper(program.model)
     name_expressions(program.model, axes)
+    name_outputs(program.model, output_names)
     return program.model, tuple(notes)
 
 
@@ -108,8 +114,13 @@ def _require_exporter(opset: int) -> None:
     for package in ("onnx", "onnxscript"):
         if importlib.util.find_spec(package) is None:
             raise ExportError(f"torch.onnx needs {package}: pip install {package}")
-    if opset < OLDEST_OPSET:
-        raise ExportError(f"opset {opset} is too old: torch.onnx writes {OLDEST_OPSET} and newer; use opset {DEFAULT_OPSET}")
+    from onnx.defs import onnx_opset_version
+
+    if not OLDEST_OPSET <= opset <= onnx_opset_version():
+        raise ExportError(
+            f"there is no export to opset {opset}: torch.onnx writes {OLDEST_OPSET} and newer, the installed onnx knows opsets "
+            f"up to {onnx_opset_version()}; use opset {DEFAULT_OPSET}"
+        )
 
 
 def _torch_onnx_export(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from qknorm_onnx.torch_export.dynamic_shapes import DynamicShapes
 from qknorm_onnx.torch_export.errors import ExportError, first_line
@@ -56,7 +57,17 @@ def load_source(source: str, *, with_past: bool = False, dtype: torch.dtype | No
             "a cache is made for Hugging Face folders only; let the factory return a module that takes its own cache"
         )
     loaded = _from_factory(name, attribute)
-    return loaded if dtype is None else dataclasses.replace(loaded, module=loaded.module.to(dtype))
+    return loaded if dtype is None else _converted(loaded, dtype)
+
+
+def _converted(loaded: LoadedSource, dtype: torch.dtype) -> LoadedSource:
+    """Weights and floating-point example inputs in `dtype`."""
+
+    def convert(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    args, kwargs = pytree.tree_map(convert, (loaded.args, dict(loaded.kwargs)))
+    return dataclasses.replace(loaded, module=loaded.module.to(dtype), args=args, kwargs=kwargs)
 
 
 def _from_folder(folder: Path, *, with_past: bool, dtype: torch.dtype | None) -> LoadedSource:

@@ -49,6 +49,19 @@ def name_expressions(model: ir.Model, axes: Sequence[DynamicAxis]) -> None:
                 value.shape[index] = whole or symbols.sub(lambda match: f"({names[match.group()]})", dim.value)
 
 
+def name_outputs(model: ir.Model, names: Sequence[str]) -> None:
+    """Each output has its own name, also where the module returns one tensor in several places."""
+    graph = model.graph
+    seen: dict[ir.Value, str] = {}
+    for index, (value, name) in enumerate(zip(list(graph.outputs), names, strict=True)):
+        if value not in seen:
+            seen[value] = value.name = name
+            continue
+        copy = ir.Value(name=name, type=value.type, shape=value.shape)
+        graph.append(ir.Node("", "Identity", [value], outputs=[copy], name=f"{name}_again"))
+        graph.outputs[index] = copy
+
+
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
     yield from graph.inputs
     for node in ir.traversal.RecursiveGraphIterator(graph):

@@ -61,3 +61,37 @@ def test_a_padding_mask_of_the_user_exports(zoo, run_model, assert_as_torch):
     inputs = {"input_ids": torch.randint(5, 100, (3, 5)), "attention_mask": mask}
     found, expected = run_model(model, inputs)[0], module(**inputs)
     assert_as_torch(found[mask.bool()], expected[mask.bool()])
+
+
+class TwiceTheSame(nn.Module):
+    def forward(self, x):
+        y = x * 2
+        return {"last": y, "all": (x + 1, y)}
+
+
+def test_a_tensor_that_is_returned_twice_has_two_names(run_model):
+    x = torch.randn(2, 3)
+    model, _ = export_graph(TwiceTheSame(), x)  # one tensor instead of a tuple is taken as it is meant
+    program = qk.fuse(model)
+    assert [value.name for value in program.model.graph.outputs] == ["last", "all.0", "all.1"]
+    found = run_model(program.model, {"x": x})
+    assert all(torch.equal(a, b) for a, b in zip(found, (x * 2, x + 1, x * 2), strict=True))
+
+
+@pytest.mark.parametrize("opset", [0, 17, 99])
+def test_an_opset_that_cannot_be_written(opset):
+    with pytest.raises(qk.QKNormError, match=f"no export to opset {opset}"):
+        qk.export(TwiceTheSame(), (torch.ones(2, 3),), opset=opset)
+
+
+def test_what_is_no_module():
+    with pytest.raises(qk.QKNormError, match=r"give a torch\.nn\.Module"):
+        qk.export(lambda x: x, (torch.ones(2, 3),))
+    with pytest.raises(qk.InputError, match="model of type NoneType"):
+        qk.fuse(None)
+
+
+@pytest.mark.parametrize("name", ["my batch", "1", "a b + c", "größe"])
+def test_names_of_dimensions_that_onnx_cannot_read(name):
+    with pytest.raises(qk.QKNormError, match="cannot read this name"):
+        qk.export(TwiceTheSame(), (torch.ones(2, 3),), dynamic_shapes={"x": {0: name}})

@@ -7,6 +7,7 @@ from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants_ir
 
 from qknorm_onnx.graph.passes.mend_rotary_tables import MendRotaryTablesPass
+from qknorm_onnx.graph.passes.remove_identities import RemoveIdentitiesPass
 from qknorm_onnx.spec.signature import DOMAIN
 
 # Results of constant folding that are larger stay computed: a mask or table for all positions does not belong into a file.
@@ -25,10 +26,10 @@ class PreparePass(ir.passes.InPlacePass):
         """Run on `model` in place."""
         before = _fingerprint(model)
         common.InlinePass(criteria=lambda function: function.domain != DOMAIN)(model)
-        common.IdentityEliminationPass()(model)
+        RemoveIdentitiesPass()(model)
         infer_shapes(model)
         fold_constants_ir(model, output_size_limit=LARGEST_FOLDED)
-        common.IdentityEliminationPass()(model)
+        RemoveIdentitiesPass()(model)
         common.RemoveUnusedNodesPass()(model)
         infer_shapes(model)
         MendRotaryTablesPass()(model)
