@@ -29,6 +29,7 @@ DEFAULT_OPSET: Final = 20
 # The target "onnx" needs the operators RMSNormalization, RotaryEmbedding and Attention.
 OPSET_OF_TARGET: Final = {"onnx": 23}
 OLDEST_OPSET: Final = 18
+ATTENTION_OPSET: Final = 23
 
 
 def export(
@@ -136,11 +137,21 @@ def _torch_onnx_export(
             dynamic_shapes=dynamic_shapes,
             input_names=list(wrapper.call.tensors),
             output_names=output_names,
-            custom_translation_table=translation_table(),
+            custom_translation_table=_translations(opset),
             verbose=False,
         )
     assert program is not None
     return program
+
+
+def _translations(opset: int) -> dict[Any, Any]:
+    """Our own operators, and below opset 23, which has an operator for it, PyTorch's attention."""
+    table: dict[Any, Any] = dict(translation_table())
+    if opset < ATTENTION_OPSET:
+        from qknorm_onnx.torch_export.masked_attention import scaled_dot_product_attention
+
+        table[torch.ops.aten.scaled_dot_product_attention.default] = scaled_dot_product_attention
+    return table
 
 
 @contextlib.contextmanager

@@ -95,3 +95,26 @@ def test_what_is_no_module():
 def test_names_of_dimensions_that_onnx_cannot_read(name):
     with pytest.raises(qk.QKNormError, match="cannot read this name"):
         qk.export(TwiceTheSame(), (torch.ones(2, 3),), dynamic_shapes={"x": {0: name}})
+
+
+class MaskedAttention(nn.Module):
+    def forward(self, q, k, v, mask):
+        weight = torch.linspace(0.5, 1.5, 8)
+        return scaled_dot_product_attention(rms_norm(q, (8,), weight, 1e-6), rms_norm(k, (8,), weight.flip(0), 1e-6), v, mask)
+
+
+@pytest.mark.parametrize("target", ["custom-op", "primitive"])
+@pytest.mark.parametrize("opset", [18, 20])
+def test_a_query_that_may_see_no_key_gives_zeros(run_model, opset, target):
+    """B13: the mean of the values instead would be recognisable, they count upwards."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(2, 4, 8, 8, generator=generator) for _ in range(2))
+    v = torch.arange(2 * 4 * 8 * 8, dtype=torch.float32).reshape(2, 4, 8, 8)
+    mask = torch.ones(2, 4, 8, 8, dtype=torch.bool)
+    mask[0, 0, 0] = False
+    inputs = {"q": q, "k": k, "v": v, "mask": mask}
+    program = qk.export(MaskedAttention(), kwargs=inputs, opset=opset, target=target, require_fusion=True)
+    (found,) = run_model(program.model, inputs)
+    assert torch.equal(found[0, 0, 0], torch.zeros(8))
+    assert torch.allclose(found, MaskedAttention()(**inputs), rtol=1e-5)
+    assert qk.validate(program, MaskedAttention(), kwargs=inputs, dtypes=("float32", "float16", "bfloat16")).passed
