@@ -20,6 +20,7 @@ from qknorm_onnx.graph.recognise.attention import read_core
 from qknorm_onnx.graph.recognise.mask import MaskContext
 from qknorm_onnx.graph.recognise.naming import attention_name, node_name
 from qknorm_onnx.graph.recognise.qk_norm_attention import recognise_attention
+from qknorm_onnx.graph.recognise.unread_attention import normalises_operands, unread_attention
 from qknorm_onnx.graph.region import RegionError, region_models
 from qknorm_onnx.graph.replacement import Replacement, build_replacement
 from qknorm_onnx.graph.shape_readers import redirect_shape_readers
@@ -58,9 +59,14 @@ class FuseQKNormPass(ir.passes.InPlacePass):
                 continue
             core = read_core(node)
             if core is None:
+                core = unread_attention(node)
+            if core is None:
                 continue
             if isinstance(core, Declined):
-                self._decline(node_name(node), core)
+                if normalises_operands(node):
+                    self._decline(node_name(node), core)
+                else:
+                    self._extend(plain=(node_name(node),))
                 continue
             changed = self._handle(core, recognise_attention(core, masks), graph, model) or changed
         return changed
