@@ -25,6 +25,7 @@ def scaled_dot_product_attention(
 ) -> Any:
     """Translation of `aten::scaled_dot_product_attention`: torch's own, after a boolean mask was made additive."""
     if attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
-        seen, hidden = (op.CastLike(op.Constant(value_float=number), query) for number in (0.0, float("-inf")))
+        numbers: list[Any] = [op.Constant(value_float=number) for number in (0.0, float("-inf"))]
+        seen, hidden = (op.CastLike(number, query) for number in numbers)
         attn_mask = op.Where(attn_mask, seen, hidden)
     return aten_scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
