@@ -6,6 +6,7 @@ becomes the mean of all values (measured with torch 2.13; PyTorch itself gives z
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import onnx_ir as ir
@@ -23,9 +24,38 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Translation of `aten::scaled_dot_product_attention`: torch's own, after a boolean mask was made additive."""
-    if attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
-        numbers: list[Any] = [op.Constant(value_float=number) for number in (0.0, float("-inf"))]
-        seen, hidden = (op.CastLike(number, query) for number in numbers)
-        attn_mask = op.Where(attn_mask, seen, hidden)
-    return aten_scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    """Translation of `aten::scaled_dot_product_attention` on (B, H, S, D): ours for a boolean mask, else torch's own."""
+    head_size, num_heads, kv_heads = query.shape[3], query.shape[1], key.shape[1]
+    fixed = all(isinstance(size, int) for size in (head_size, num_heads, kv_heads))
+    if attn_mask is None or attn_mask.dtype != ir.DataType.BOOL or dropout_p or not fixed:
+        return aten_scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if enable_gqa and num_heads != kv_heads:
+        key, value = (_repeated(tensor, num_heads) for tensor in (key, value))
+    return _attention(query, key, value, attn_mask, scale=head_size**-0.5 if scale is None else scale)
+
+
+def _attention(query: Any, key: Any, value: Any, mask: Any, *, scale: float) -> Any:
+    # The root of the scale on both sides keeps half-precision logits in range, as torch.onnx does it.
+    root = _like(query, math.sqrt(abs(scale)))
+    query, key = op.Mul(query, root), op.Mul(op.Transpose(key, perm=[0, 1, 3, 2]), root)
+    scores = op.MatMul(query if scale >= 0 else op.Neg(query), key)
+    logits = op.Add(scores, op.Where(mask, _like(query, 0.0), _like(query, -math.inf)))
+    weights = op.Softmax(logits, axis=-1)
+    weights = op.Where(op.IsNaN(weights), _like(query, 0.0), weights)  # a row without keys is 0 / 0
+    return op.MatMul(weights, value)
+
+
+def _repeated(tensor: Any, num_heads: int) -> Any:
+    """Each key / value head as often as query heads read it: (B, Hkv, T, D) -> (B, Hq, T, D)."""
+    copies = _integers(1, 1, num_heads // tensor.shape[1], 1, 1)
+    repeated = op.Expand(op.Unsqueeze(tensor, _integers(2)), copies)
+    return op.Reshape(repeated, _integers(0, num_heads, -1, tensor.shape[3]))
+
+
+def _integers(*numbers: int) -> Any:
+    return op.Constant(value_ints=list(numbers))
+
+
+def _like(tensor: Any, number: float) -> Any:
+    constant: Any = op.Constant(value_float=number)
+    return op.CastLike(constant, tensor)

@@ -90,9 +90,9 @@ def test_zoo(zoo_with: Callable[[str], ModuleType], name: str, attention: str, o
     model, arguments = export_entry(zoo_with(attention), name, opset, {})
     context = MaskContext()
     found = list(cores(model))
-    start = time.perf_counter()
+    start = time.process_time()  # the wall clock would measure the other tests on the same cores too
     fragments = [read(model, core, context) for core in found]
-    assert time.perf_counter() - start < 0.2
+    assert time.process_time() - start < 0.2
     assert [summary(fragment) for fragment in fragments] == expected
     assert all(fragment.rows_never_empty and not fragment.residual for fragment in fragments)
     for batch, length in [(1, 1), (3, 9)]:

@@ -54,9 +54,11 @@ def unread_attention(softmax: ir.Node) -> Declined | None:
 
 
 def normalises_operands(core: ir.Node) -> bool:
-    """Whether something like a norm lies between a core's queries or keys and their projections."""
+    """Whether something like a norm lies between a core's queries or keys and their projections, or they are not found."""
     node = _product_behind(core.inputs[0]) if core.op_type == "Softmax" and core.inputs[0] is not None else core
-    operands = [] if node is None else [operand for operand in node.inputs[:2] if operand is not None]
+    if node is None:
+        return True
+    operands = [operand for operand in node.inputs[:2] if operand is not None]
     return any(norm_behind(operand) is not None for operand in operands)
 
 
