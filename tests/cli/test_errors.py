@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 
@@ -65,6 +68,41 @@ def test_missing_external_weights(command, fused_file, tmp_path):
     onnx.save(model, path, save_as_external_data=True, location="external.data", size_threshold=0)
     (tmp_path / "external.data").unlink()
     assert_one_line(command("inspect", path), "external.data", "missing")
+
+
+BLOCK = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+from qknorm_onnx.cli.main import run
+sys.exit(run({arguments!r}))
+"""
+
+
+def run_without(missing, *arguments):
+    script = BLOCK.format(missing=missing, arguments=[str(argument) for argument in arguments])
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_missing_extras(fused_file, tmp_path):
+    out = tmp_path / "out.onnx"
+    for arguments in (("export", "my_models:make", out), ("validate", fused_file, "my_models:make")):
+        done = run_without("torch", *arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.count("\n") == 1
+        assert "pip install 'qknorm-onnx[torch,hf]'" in done.stderr
+    assert not out.exists()
+    for missing in ("torch", "onnxruntime"):
+        assert run_without(missing, "inspect", fused_file).returncode == 0
+        assert run_without(missing, "fuse", fused_file, out).returncode == 0
+    done = run_without("onnxruntime", "inspect", fused_file, "--placement")
+    assert done.returncode == 2
+    assert "pip install 'qknorm-onnx[cpu]'" in done.stderr
 
 
 @pytest.mark.parametrize("source", ["no_such_package.module:factory", "json:no_such_function", "neither-nor", "os:getcwd"])

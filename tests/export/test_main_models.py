@@ -8,6 +8,7 @@ import functools
 
 import onnx
 import pytest
+import torch
 
 import qknorm_onnx as qk
 
@@ -87,6 +88,21 @@ def test_file_is_valid_onnx(exported, name, target, tmp_path):
     exported(name, target).program.save(path)
     onnx.checker.check_model(path, full_check=True)
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_runs_without_the_native_library(exported, run_model, assert_as_torch, name):
+    """Plain onnxruntime, which knows nothing of ai.qknorm, at batch 3 and another length."""
+    found = exported(name, "custom-op")
+    generator = torch.Generator().manual_seed(1)
+    inputs = {}
+    for key, example in found.kwargs.items():
+        shape = (3, 7, *example.shape[2:])
+        floating = example.is_floating_point()
+        inputs[key] = torch.randn(shape, generator=generator) if floating else torch.randint(5, 100, shape, generator=generator)
+    (y,) = run_model(found.program.model, inputs)
+    with torch.no_grad():
+        assert_as_torch(y, found.module(**inputs))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -12,7 +12,14 @@ from qknorm_onnx.torch_export.spec_from_module import ReaderRegistry, read_specs
 
 HUGGING_FACE = ["qwen3", "gemma3_text", "olmo2", "cohere_qk", "llama4_text"]
 MORE = ["qwen3_sliding", "qwen3_mha", "qwen3_moe", "olmo3"]
-HANDWRITTEN = ["h_cosine_tau_per_head", "h_cosine_tau_causal", "h_ngpt", "h_vit22b_ln_nobias", "h_vit22b_sdpa"]
+HANDWRITTEN = [
+    "h_cosine_tau_per_head",
+    "h_cosine_tau_causal",
+    "h_cosnorm_scalar_tau",
+    "h_ngpt",
+    "h_vit22b_ln_nobias",
+    "h_vit22b_sdpa",
+]
 
 
 def zoo_reader(zoo):
