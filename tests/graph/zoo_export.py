@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from types import ModuleType
 from typing import Any
 
@@ -47,13 +48,14 @@ def exported(zoo: ModuleType, name: str, *, attention: str = "sdpa", opset: int 
 
 
 def export(module: torch.nn.Module, kwargs: dict[str, Any], axes: dict[str, dict[int, str]], *, opset: int) -> ir.Model:
-    """The module's graph; an axis of which the module treats size 1 apart starts at 2."""
+    """The module's graph; where the module treats small or large sizes apart, within the bounds that the refusal names."""
     try:
         return export_graph(module, kwargs=kwargs, dynamic_shapes=axes or None, opset=opset)[0]
     except ExportError as error:
-        if "min=2" not in str(error):
+        bounds = {kind: int(size) for kind, size in re.findall(r"Dim\('\w+', (min|max)=(\d+)", str(error))}
+        if not bounds:
             raise
-    bounded = {name: {axis: torch.export.Dim(dim, min=2) for axis, dim in dims.items()} for name, dims in axes.items()}
+    bounded = {name: {axis: torch.export.Dim(dim, **bounds) for axis, dim in dims.items()} for name, dims in axes.items()}
     return export_graph(module, kwargs=kwargs, dynamic_shapes=bounded, opset=opset)[0]
 
 
