@@ -269,7 +269,7 @@ def test_half_masks() -> None:
 def test_a_mask_shared_by_many_layers_is_read_once() -> None:
     mask, _ = build("x = And(causal, near) y = And(x, pad4) m = Where(y, seen, lowest)")
     context = MaskContext()
-    start = time.perf_counter()
+    start = time.process_time()
     fragments = [recognise_mask(mask, context=context) for _ in range(28)]
-    assert time.perf_counter() - start < 0.2
+    assert time.process_time() - start < 0.2
     assert len(set(fragments)) == 1
