@@ -89,6 +89,7 @@ class TorchSide:
         self._dtype = getattr(torch, dtype)
         self._in_dtype = _rounded_copy(call.module, self._dtype)
         self._in_float64 = copy.deepcopy(self._in_dtype).to(torch.float64)
+        _use_experts_of_any_type(self._in_float64)
         self._in_float32 = self._in_dtype if dtype == "float32" else copy.deepcopy(self._in_dtype).to(torch.float32)
         self.truth_type: Dtype = "float64"
         self.note = ""
@@ -192,3 +193,11 @@ def _fix_default_epsilon(module: torch.nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, torch.nn.RMSNorm) and part.eps is None:
             part.eps = torch.finfo(torch.float32).eps
+
+
+def _use_experts_of_any_type(module: torch.nn.Module) -> None:
+    """The grouped matrix product of transformers' mixtures of experts has no float64; its "eager" form is the same function."""
+    for part in module.modules():
+        model: Any = part
+        if hasattr(model, "set_experts_implementation") and any(model.get_experts_implementation().values()):
+            model.set_experts_implementation("eager")

@@ -110,6 +110,31 @@ def test_a_module_that_only_runs_under_autocast_is_measured_so():
     assert report.passed, report.summary()
 
 
+class Experts(torch.nn.Module):
+    """A model whose experts run in float64 only in one of their forms, as transformers' do."""
+
+    def __init__(self):
+        super().__init__()
+        self.form = "grouped_mm"
+
+    def get_experts_implementation(self):
+        return {"": self.form}
+
+    def set_experts_implementation(self, form):
+        self.form = form
+
+    def forward(self, x):
+        if self.form == "grouped_mm" and x.dtype == torch.float64:
+            raise RuntimeError("no double here")
+        return x + x
+
+
+def test_experts_are_judged_in_float64_by_their_plain_form():
+    module = torch.nn.Sequential(Experts())
+    report = validate(graph(DOUBLE_X), module, (), {"input": X["x"]})
+    assert report.passed and module[0].form == "grouped_mm"
+
+
 def test_a_module_without_float64_gives_no_verdict_in_float32():
     def function(module, x):
         if x.dtype == torch.float64:
