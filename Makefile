@@ -3,6 +3,8 @@
 #   make test      everything that CI checks
 #   make test-all  the same and the tests marked `slow`
 #   make bench     speed beside PyTorch and ONNX Runtime; BENCH_ARGS="--cases decode" for a part of it
+#   make kernels   the CUDA kernel pack, about half an hour on one core; installed, and in the wheels built from then on
+#   make wheel     a wheel in dist/, with the kernel pack where there is one
 # The first call makes .venv and installs the pinned set of requirements/; later calls start at once.
 
 PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11,$(if $(shell $(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(p))))
@@ -21,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -q
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all bench install lint format types floors generated docs pytest clean
+.PHONY: help demo test test-all bench kernels wheel install lint format types floors generated docs pytest clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -37,6 +39,14 @@ test-all: lint types floors generated docs
 
 bench: $(PACKAGE)
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+# Without a GPU and without a CUDA toolkit. The pack is data of the package: the last line puts it beside the library.
+kernels: $(PACKAGE)
+	$(BIN)/python -m qknorm_onnx.custom_ops.compile_kernels --jobs $(JOBS) --out build/cuda_kernels
+	$(PIP) install --no-build-isolation --no-deps -e .
+
+wheel: $(PACKAGE)
+	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist --config-settings=build-dir=build/wheel .
 
 install: $(PACKAGE)
 

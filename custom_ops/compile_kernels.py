@@ -15,6 +15,7 @@ from typing import Final
 
 ARCHITECTURES: Final = ("sm_80", "sm_90", "sm_100", "sm_120")
 TRITON_VERSION: Final = "3.8.0"
+LARGEST_PACK: Final = 30_000_000  # bytes of all architectures in a wheel, which is a zip file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -279,7 +279,6 @@ class Attention {
     a.integer(p_.value_size);
     Features wanted = features(KernelKind::kCombine);
     wanted.padded = decoded.features.padded;
-    wanted.masked = decoded.features.masked;
     call_.launch(call_.choose(wanted, a), a, p_.q_heads, p_.batch, 1);
   }
 

@@ -116,9 +116,9 @@ bool serves(const Features& has, const Features& wanted) {
          (has.capped || !wanted.capped) && (has.masked || !wanted.masked);
 }
 
-// The partial results of decode have the padded head size and the unit of its logits: combine must match both.
+// The partial results of decode have its padded head size: combine must match it.
 bool matches_exactly(const Features& has, const Features& wanted) {
-  return wanted.kernel != KernelKind::kCombine || (has.padded == wanted.padded && has.masked == wanted.masked);
+  return wanted.kernel != KernelKind::kCombine || has.padded == wanted.padded;
 }
 
 bool hints_hold(const Image& image, const Arguments& arguments) {

@@ -276,7 +276,7 @@ def _run_decode(
     spec: QKNormSpec, inputs: Tensors, sizes: _Sizes, cache: tuple[Tensor, Tensor], y: Tensor, choices: Choices
 ) -> None:
     query, masked = inputs["query"], "attention_bias" in inputs
-    tile = choices.decode or decode_tile(sizes.padded, wide=query.dtype == torch.float32)
+    tile = choices.decode or decode_tile(sizes.padded, wide=query.dtype == torch.float32, masked=masked)
     splits = choices.splits or number_of_splits(sizes.batch * sizes.kv_heads, sizes.all_keys, query)
     of_q, of_k = _side_inputs(inputs, "query"), _side_inputs(inputs, "key")
     out, logits = rows_of(split_heads(y, sizes.q_heads)), logits_of(spec.attention, inputs)
@@ -297,5 +297,5 @@ def _run_decode(
         _launch(
             decode_kernels.combine, (sizes.q_heads, sizes.batch), Tile(rows=1, keys=0, warps=4, stages=1),
             partial, state, out, logits, splits, sizes.value,
-            NS=triton.next_power_of_2(splits), DP=sizes.padded, MASK=masked,
+            NS=triton.next_power_of_2(splits), DP=sizes.padded,
         )  # fmt: skip

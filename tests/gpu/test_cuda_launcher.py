@@ -111,6 +111,23 @@ def test_decode_over_splits_computes_the_reference(driver):
     assert driver.launches[0].grid == (2, 2, 1)
 
 
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 16), ("bfloat16", 128)])
+def test_masked_decode_over_splits_computes_the_reference(driver, dtype, size):
+    """Rows whose logits are all the lowest number, all masked in one split, and random ones."""
+    driver.reset(multiprocessors=4)
+    inputs = plain_inputs(batch=3, length=1, past=600, capacity=640, dtype=dtype, size=size)
+    bias = np.random.default_rng(5).normal(size=(3, 1, 1, 640))
+    bias[0] = np.finfo(np.float32).min
+    bias[1, ..., :400] = -np.inf
+    inputs["attention_bias"] = bias.astype(np.float32)
+    outputs = driver.attention(PLAIN, inputs, num_outputs=3)
+    check_attention(PLAIN, inputs, outputs, dtype)
+    decode, combine = driver.launches
+    assert decode.grid[0] == combine.arguments["splits"] == 2
+    general = "-d256-capped-masked-general" if dtype == "float32" else "-d128-masked"
+    assert decode.image == f"decode-{dtype}{general} sm_90"
+
+
 def test_grid_block_shared_memory_stream_and_scratch(driver):
     driver.runs_kernels = False
     stream = driver.make_stream(driver.context)

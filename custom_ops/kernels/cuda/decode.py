@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from qknorm_onnx.custom_ops.kernels.cuda.arguments import LOG2_E
 from qknorm_onnx.custom_ops.kernels.cuda.prefill import attend, head_of_keys, head_rows, mask_rows
 from qknorm_onnx.custom_ops.kernels.cuda.preparation import load_parameter, prepare_rows
 from qknorm_onnx.custom_ops.kernels.cuda.prologue import append_position, first_position
@@ -79,9 +80,14 @@ def write_output(state, out, logits, batch, heads, row_mask, fits, Dv, DP: tl.co
 
 
 @triton.jit
-def write_partial(state, partial, partial_state, place, row_mask, fits, Dv, DP: tl.constexpr):
-    """The state of one split for `combine`. Without room for the new token its maximum is NaN, which goes on to the output."""
+def write_partial(state, partial, partial_state, place, row_mask, fits, Dv, DP: tl.constexpr, MASK: tl.constexpr):
+    """The state of one split for `combine`, its maximum in the unit of logits.
+
+    Without room for the new token the maximum is NaN, which goes on to the output.
+    """
     accumulator, total, ceiling = state
+    if not MASK:
+        ceiling *= 1.0 / LOG2_E
     columns = tl.arange(0, DP)[None, :]
     tl.store(partial + (place[:, None] * DP + columns), accumulator, mask=row_mask[:, None] & (columns < Dv))
     tl.store(partial_state + place * 2, tl.where(fits, ceiling, float("nan")), mask=row_mask)
@@ -128,13 +134,13 @@ def decode(
         write_output(state, out, logits, batch, heads, row < group, fits, Dv, DP, MASK)
     else:
         place = (batch * tl.num_programs(1) * group + heads) * splits + split
-        write_partial(state, partial, partial_state, place, row < group, fits, Dv, DP)
+        write_partial(state, partial, partial_state, place, row < group, fits, Dv, DP, MASK)
 
 
 @triton.jit(do_not_specialize=["splits"])
 def combine(
     partial, partial_state, out, logits, splits, Dv,
-    NS: tl.constexpr, DP: tl.constexpr, MASK: tl.constexpr,
+    NS: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """Grid (Hq, B): the splits of `decode` as one output, with the sink."""
     head = tl.program_id(0)
@@ -149,10 +155,10 @@ def combine(
     sums = tl.load(partial + (place[:, None] * DP + columns[None, :]), mask=tile_mask, other=0.0)
     ceiling = tl.max(ceilings, 0)
     finite = tl.where(ceiling == float("-inf"), 0.0, ceiling)
-    shares = power(ceilings - finite, MASK)
+    shares = power(ceilings - finite, True)
     accumulator = tl.sum(sums * shares[:, None], 0)[None, :]
     total = tl.zeros((1,), tl.float32) + tl.sum(totals * shares, 0)
     sink = load_parameter(logits.sink, head, logits.has_sink != 0, logits.sink_float32, 0.0)
-    y = with_sink(accumulator, total, total * 0.0 + ceiling, sink, logits.has_sink != 0, MASK)
+    y = with_sink(accumulator, total, total * 0.0 + ceiling, sink, logits.has_sink != 0, True)
     at = batch * out.batch_stride + head * tl.cast(out.head_stride, tl.int64) + columns[None, :]
     tl.store(out.data + at, y.to(out.data.dtype.element_ty), mask=columns[None, :] < Dv)

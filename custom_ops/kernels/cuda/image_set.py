@@ -52,7 +52,7 @@ class Image:
         if self.kernel == "prefill":
             return prefill_tile(self.padded, wide=wide, masked=self.masked, capability=capability)
         if self.kernel == "decode":
-            return decode_tile(self.padded, wide=wide)
+            return decode_tile(self.padded, wide=wide, masked=self.masked)
         if self.kernel == "prepare":
             return prologue_tile(self.padded)
         return Tile(rows=1, keys=0, warps=4, stages=1)
@@ -68,7 +68,7 @@ class Image:
             "row_statistics": {"WIDTH": STATISTICS_WIDTH},
             "prefill": {"BM": tile.rows, "BN": tile.keys, **head, **logits},
             "decode": {"HEADS": HEADS_OF_DECODE, "BN": tile.keys, **head, **turn, **logits},
-            "combine": {"NS": MOST_SPLITS, **head, "MASK": self.masked},
+            "combine": {"NS": MOST_SPLITS, **head},
         }
         return of_kernel[self.kernel]
 
@@ -85,9 +85,7 @@ def _plain_images() -> Iterator[Image]:
                 Image(kernel="prepare", dtype=dtype, padded=padded, interleaved=interleaved, hinted=True)
                 for interleaved in (False, True)
             )
-            yield from (
-                Image(kernel="combine", dtype=dtype, padded=padded, masked=masked, hinted=True) for masked in (False, True)
-            )
+            yield Image(kernel="combine", dtype=dtype, padded=padded, hinted=True)
             yield from (Image(dtype=dtype, padded=padded, hinted=True, **choice) for choice in _attention_choices(dtype))
 
 
@@ -96,7 +94,7 @@ def _attention_choices(dtype: str) -> Iterator[dict[str, Any]]:
     if dtype == "float32":
         return
     yield from ({"kernel": "prefill", "capped": capped, "masked": masked} for capped, masked in ((1, 0), (0, 1), (1, 1)))
-    yield from ({"kernel": "decode", **choice} for choice in ({"capped": True}, {"interleaved": True}))
+    yield from ({"kernel": "decode", **choice} for choice in ({"capped": True}, {"interleaved": True}, {"masked": True}))
 
 
 def _general_images() -> Iterator[Image]:

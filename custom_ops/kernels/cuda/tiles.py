@@ -32,8 +32,12 @@ def prologue_tile(padded: int) -> Tile:
 
 def prefill_tile(padded: int, *, wide: bool, masked: bool, capability: int) -> Tile:
     """The tile of `prefill`; `wide` is float32, `masked` reads attention_bias, `capability` is 80, 90, 100 or 120."""
+    if wide and padded > 128:
+        if capability in (90, 100):
+            return Tile(rows=64, keys=16, warps=8, stages=1)
+        return Tile(rows=32, keys=16 if masked else 32, warps=4, stages=1)  # 99 KB of shared memory on most processors
     if wide:
-        return Tile(rows=64, keys=32 if padded <= 128 else 16, warps=4, stages=2 if padded <= 128 else 1)
+        return Tile(rows=64, keys=32, warps=4, stages=2)
     if masked:  # the addresses of the mask's tile take registers
         return Tile(rows=64, keys=32 if padded > 64 else 64, warps=8, stages=2)
     if padded > 128:
@@ -45,8 +49,8 @@ def prefill_tile(padded: int, *, wide: bool, masked: bool, capability: int) -> T
     return Tile(rows=128, keys=64, warps=8, stages=3)
 
 
-def decode_tile(padded: int, *, wide: bool) -> Tile:
-    """The tile of `decode`: more keys in flight for smaller heads."""
+def decode_tile(padded: int, *, wide: bool, masked: bool) -> Tile:
+    """The tile of `decode`: more keys in flight for smaller heads; `wide` and `masked` as for `prefill_tile`."""
     if wide:
         return Tile(rows=HEADS_OF_DECODE, keys=32 if padded <= 128 else 16, warps=4, stages=2)
-    return Tile(rows=HEADS_OF_DECODE, keys=min(128, 8192 // padded), warps=4, stages=3)
+    return Tile(rows=HEADS_OF_DECODE, keys=min(128, 8192 // padded) // (2 if masked else 1), warps=4, stages=3)
