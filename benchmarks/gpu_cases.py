@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
+from benchmarks.gpu_launcher import Launcher
 from qknorm_onnx.spec.cuda_support import cuda_refusal
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec
 from qknorm_onnx.spec.reference import qk_norm_attention
@@ -85,12 +86,14 @@ class Shape:
         return 2.0 * 2 * self.batch * self.kv_heads * (self.cached + self.new) * self.head_size
 
 
-def ours(shape: Shape, inputs: dict[str, Tensor], *, plain: bool = False) -> Callable[[], Any]:
-    """Our kernels; a cache is updated in place."""
+def ours(shape: Shape, inputs: dict[str, Tensor], *, plain: bool = False, launcher: Launcher | None = None) -> Callable[[], Any]:
+    """Our kernels, compiled by PyTorch's Triton or those of the pack in `launcher`; a cache is updated in place."""
     spec = shape.plain_spec if plain else shape.spec
     names = ("query", "key", "value") if plain else tuple(inputs)
     given = {name: inputs[name] for name in names}
     present = (inputs["past_key"], inputs["past_value"]) if "past_key" in given else None
+    if launcher is not None:
+        return launcher.attention(spec, given, present=present)
     return lambda: triton_attention.attention(spec, given, with_present=False, present=present)[0]
 
 
@@ -134,19 +137,33 @@ def torch_ways(shape: Shape, inputs: dict[str, Tensor], *, compiled: bool) -> It
         yield "torch.compile", lambda: whole(shape, inputs)
 
 
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """One comparison with float64: outputs of our kernels within the budget of PyTorch's own error."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One comparison with float64."""
 
     name: str
-    dtype: str
-    error: float
-    allowed: float
+    spec: QKNormSpec
+    inputs: dict[str, Tensor]
+    dtype: torch.dtype
 
     @property
-    def passed(self) -> bool:
-        """Whether the error is within the budget; a NaN is not."""
-        return self.error <= self.allowed
+    def type_name(self) -> str:
+        """As `bfloat16`."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def truth(self) -> tuple[Any, float]:
+        """Y in float64, and how far from it a kernel may be: the budget of PyTorch's own error in the type."""
+        exact = {
+            key: (value.double() if value.is_floating_point() else value).cpu().numpy() for key, value in self.inputs.items()
+        }
+        expected = qk_norm_attention(self.spec, exact)["Y"]
+        theirs = relative_error(eager.attention(self.spec, self.inputs)[0], expected)
+        return expected, TORCH_FACTOR * theirs + FLOOR_UNITS * torch.finfo(self.dtype).eps
+
+
+def relative_error(y: Tensor, expected: Any) -> float:
+    """max|y - r| / max|r|; NaN where y has one."""
+    return float(np.abs(y.double().cpu().numpy() - expected).max()) / max(float(np.abs(expected).max()), 1e-30)
 
 
 CHECKED = (
@@ -155,36 +172,23 @@ CHECKED = (
 )  # fmt: skip
 
 
-def checks(*, variants: int, length: int, head_size: int, types: tuple[torch.dtype, ...], device: str) -> Iterator[Check]:
-    """The first `variants` of CHECKED, each prefilled and decoded, and the measured shape itself."""
+def cases(*, variants: int, length: int, head_size: int, types: tuple[torch.dtype, ...], device: str) -> Iterator[Case]:
+    """The measured shape in each type, then the first `variants` of CHECKED; each prefilled and decoded."""
+    shape = Shape(batch=2, new=length, cached=0, heads=4, kv_heads=2, head_size=head_size)
+    token = Shape(batch=3, new=1, cached=5 * length, heads=8, kv_heads=2, head_size=head_size)
+    for dtype in types:
+        for name, each in (("causal prefill", shape), ("decode", token)):
+            yield Case(name=name, spec=each.spec, inputs=each.inputs(dtype=dtype, device=device), dtype=dtype)
     for index, variant in enumerate(VARIANTS[name] for name in CHECKED[:variants]):
         dtype = types[index % len(types)]
         if cuda_refusal(variant.spec, dtype=str(dtype).removeprefix("torch."), head_sizes=(variant.head_size,)):  # type: ignore[arg-type]
             continue
-        yield _checked(variant, {"length": length}, dtype, device, "prefill")
-        yield _checked(variant, {"length": 1, "past_length": length, "capacity": length + 3}, dtype, device, "decode")
-    shape = Shape(batch=2, new=length, cached=0, heads=4, kv_heads=2, head_size=head_size)
-    for dtype in types:
-        yield compare("causal prefill", shape.spec, shape.inputs(dtype=dtype, device=device), dtype)
-        token = Shape(batch=3, new=1, cached=5 * length, heads=8, kv_heads=2, head_size=head_size)
-        yield compare("decode", token.spec, token.inputs(dtype=dtype, device=device), dtype)
+        yield _case(variant, {"length": length}, dtype, device, "prefill")
+        yield _case(variant, {"length": 1, "past_length": length, "capacity": length + 3}, dtype, device, "decode")
 
 
-def _checked(variant: Variant, sizes: dict[str, int], dtype: torch.dtype, device: str, what: str) -> Check:
+def _case(variant: Variant, sizes: dict[str, int], dtype: torch.dtype, device: str, what: str) -> Case:
     values = example_inputs(variant, batch=2, dtype=np.float64, **sizes)  # type: ignore[arg-type]
     tensors = {name: torch.from_numpy(value).to(device) for name, value in values.items()}
     inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
-    return compare(f"{variant.name} {what}", variant.spec, inputs, dtype)
-
-
-def compare(name: str, spec: QKNormSpec, inputs: dict[str, Tensor], dtype: torch.dtype) -> Check:
-    """Y of our kernels against the reference, with PyTorch's eager error as the measure."""
-    exact = {key: (value.double() if value.is_floating_point() else value).cpu().numpy() for key, value in inputs.items()}
-    expected = qk_norm_attention(spec, exact)["Y"]
-    size = max(float(np.abs(expected).max()), 1e-30)
-    errors = [
-        float(np.abs(y.double().cpu().numpy() - expected).max()) / size
-        for y in (triton_attention.attention(spec, inputs)[0], eager.attention(spec, inputs)[0])
-    ]
-    allowed = TORCH_FACTOR * errors[1] + FLOOR_UNITS * torch.finfo(dtype).eps
-    return Check(name, str(dtype).removeprefix("torch."), errors[0], allowed)
+    return Case(name=f"{variant.name} {what}", spec=variant.spec, inputs=inputs, dtype=dtype)

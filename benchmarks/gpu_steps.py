@@ -1,24 +1,29 @@
-"""The steps of the GPU check and the tables that they fill."""
+"""The steps of the GPU check."""
 
 from __future__ import annotations
 
 import dataclasses
-import platform
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import torch
-import triton
 
-from benchmarks.gpu_cases import Shape, checks, ours, prepared, torch_ways
-from benchmarks.gpu_timing import copy_bandwidth, matmul_rate, seconds
+from benchmarks.gpu_cases import Case, Shape, cases, ours, prepared, relative_error, torch_ways
+from benchmarks.gpu_launcher import Launcher
+from benchmarks.gpu_report import Report, Row
+from benchmarks.gpu_timing import Timing, copy_bandwidth, enqueue_seconds, matmul_rate, timing
 from qknorm_onnx.torch_export import triton_attention
+
+LEAST_SHARE_OF_COPY: Final = 0.8
+LEAST_SHARE_OF_MATMUL: Final = 0.55
+MOST_COST_OF_NORM: Final = 1.03
+BAR_LENGTH, BAR_BATCH = 8192, 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Sizes of everything that is done."""
+    """Sizes of everything that is done; `launcher` is None where there is no kernel pack to check."""
 
     device: str
     repeats: int
@@ -32,6 +37,7 @@ class Plan:
     prefills: tuple[Shape, ...]
     decodes: tuple[Shape, ...]
     compiled: bool
+    launcher: Launcher | None = None
 
 
 def full_plan() -> Plan:
@@ -45,9 +51,9 @@ def full_plan() -> Plan:
         head_size=128,
         matmul_size=8192,
         copy_bytes=1 << 31,
-        prologue=Shape(batch=64, new=512, cached=0),
-        prefills=tuple(Shape(batch=1, new=length, cached=0) for length in (2048, 8192, 16384)),
-        decodes=tuple(Shape(batch=batch, new=1, cached=cached) for cached in (8192, 32768) for batch in (1, 8, 64)),
+        prologue=Shape(batch=BAR_BATCH, new=512, cached=0),
+        prefills=tuple(Shape(batch=1, new=length, cached=0) for length in (BAR_LENGTH, 2048, 16384)),
+        decodes=tuple(Shape(batch=batch, new=1, cached=cached) for cached in (8192, 32768) for batch in (BAR_BATCH, 1, 8)),
         compiled=True,
     )
 
@@ -71,57 +77,6 @@ def dry_plan() -> Plan:
     )
 
 
-@dataclasses.dataclass(kw_only=True)
-class Report:
-    """Tables as lines of Markdown, notes, limits of the device, and the names of failed checks."""
-
-    heading: str
-    tables: list[str] = dataclasses.field(default_factory=list)
-    notes: list[str] = dataclasses.field(default_factory=list)
-    failures: list[str] = dataclasses.field(default_factory=list)
-    matmul: float = 0.0
-    copy: float = 0.0
-
-    def note(self, text: str) -> None:
-        """Something that was not done, or what happened."""
-        self.notes.append(text)
-
-    def table(self, title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-        """One more table."""
-        lines = [f"## {title}", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-        lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
-        self.tables.append("\n".join(lines))
-
-    def markdown(self) -> str:
-        """All of it."""
-        notes = "\n".join(f"- {note}" for note in self.notes)
-        return "\n\n".join([self.heading, *self.tables, *(["## Notes\n\n" + notes] if notes else [])]) + "\n"
-
-
-def new_report(plan: Plan) -> Report:
-    """A report that says where it was made."""
-    if plan.device == "cuda":
-        facts = torch.cuda.get_device_properties(0)
-        where = f"{facts.name}, {facts.multi_processor_count} multiprocessors, CUDA {torch.version.cuda}"
-    else:
-        where = f"dry run in Triton's interpreter on {platform.machine()}: the times mean nothing"
-    return Report(heading=f"# GPU check\n\n{where}; torch {torch.__version__}, triton {triton.__version__}.")
-
-
-def run_checks(plan: Plan, report: Report, deadline: float) -> None:
-    """Every comparison with float64."""
-    rows = []
-    sizes: dict[str, Any] = {"variants": plan.check_variants, "length": plan.check_length, "head_size": plan.head_size}
-    for check in checks(**sizes, types=plan.check_types, device=plan.device):
-        rows.append((check.name, check.dtype, f"{check.error:.2e}", f"{check.allowed:.2e}", "yes" if check.passed else "NO"))
-        if not check.passed:
-            report.failures.append(f"{check.name} {check.dtype}")
-        if time.monotonic() > deadline:
-            report.note("checks: stopped, the time was over")
-            break
-    report.table("Against float64", ("case", "type", "error", "allowed", "passed"), rows)
-
-
 def measure_limits(plan: Plan, report: Report, deadline: float) -> None:
     """What the device can do."""
     del deadline
@@ -131,43 +86,72 @@ def measure_limits(plan: Plan, report: Report, deadline: float) -> None:
     report.table("Limits in the same run", ("what", "rate"), rows)
 
 
-Timed = tuple[float, tuple[str, ...]]  # seconds, and the cells of a row
-
-
-def _row(name: str, call: Callable[[], Any], plan: Plan, work: float, limit: float, *, flush: bool) -> Timed:
-    try:
-        taken = seconds(call, device=plan.device, repeats=plan.repeats, flush=flush)
-    except (RuntimeError, torch.OutOfMemoryError) as error:
-        return float("inf"), (name, "-", "-", "-", str(error).strip().splitlines()[0][:80])
-    share = f"{work / taken / limit:.0%}" if limit else "-"
-    return taken, (name, f"{taken * 1e6:.1f}", f"{work / taken / 1e9:.1f}", share, "")
-
-
-COLUMNS = ("way", "µs", "G/s", "of the limit", "note")
-
-
-def _compared(
-    title: str,
-    shape: Shape,
-    inputs: Any,
-    plan: Plan,
-    report: Report,
-    mine: list[tuple[str, Any]],
-    *,
-    work: float,
-    limit: float,
-    flush: bool,
-) -> None:
-    """One table: our ways, then PyTorch's."""
-    timed = [_row(name, call, plan, work, limit, flush=flush) for name, call in mine]
-    theirs = [
-        _row(name, call, plan, work, limit, flush=flush) for name, call in torch_ways(shape, inputs, compiled=plan.compiled)
+def check_pack(plan: Plan, report: Report, deadline: float) -> None:
+    """The compiled images through the C++ launcher, and what a call costs the CPU."""
+    launcher = plan.launcher
+    if launcher is None:
+        return
+    _check("The kernel pack against float64", lambda case: launcher.attention(case.spec, case.inputs)(), plan, report, deadline)
+    token = plan.decodes[-1]
+    inputs = token.inputs(dtype=torch.float16, device=plan.device)
+    rows = [
+        (name, f"{enqueue_seconds(call, device=plan.device, repeats=max(plan.repeats, 3)) * 1e6:.1f}")
+        for name, call in (("C++ launcher", ours(token, inputs, launcher=launcher)), ("PyTorch", ours(token, inputs)))
     ]
-    eager_best = min((taken for taken, row in theirs if row[0] != "torch.compile"), default=float("inf"))
-    report.table(title, COLUMNS, [row for _, row in timed + theirs])
-    report.note(f"{title}: {eager_best / timed[0][0]:.2f}x PyTorch's best backend with norm and rotary of its own")
-    if len(timed) > 1:
-        report.note(f"{title}: norm and rotary cost {timed[0][0] / timed[1][0] - 1:.1%} of the attention alone (bar: 3%)")
+    report.table("One decoding step on the CPU that launches it", ("way", "µs"), rows)
+
+
+def check_kernels(plan: Plan, report: Report, deadline: float) -> None:
+    """The same kernels compiled by PyTorch's Triton, which takes seconds for each."""
+    _check(
+        "PyTorch's kernels against float64",
+        lambda case: triton_attention.attention(case.spec, case.inputs)[0],
+        plan,
+        report,
+        deadline,
+    )
+
+
+def _check(title: str, run: Callable[[Case], Any], plan: Plan, report: Report, deadline: float) -> None:
+    rows: list[Row] = []
+    sizes: dict[str, Any] = {"variants": plan.check_variants, "length": plan.check_length, "head_size": plan.head_size}
+    for case in cases(**sizes, types=plan.check_types, device=plan.device):
+        if time.monotonic() > deadline:
+            report.notes.append(f"{title}: stopped after {len(rows)} cases, the time was over")
+            break
+        expected, allowed = case.truth()
+        try:
+            error = relative_error(run(case), expected)
+        except Exception as problem:
+            report.failures.append(f"{title}: {case.name} {case.type_name}: {problem}")
+            rows.append((case.name, case.type_name, "-", f"{allowed:.2e}", "NO"))
+            continue
+        passed = error <= allowed
+        rows.append((case.name, case.type_name, f"{error:.2e}", f"{allowed:.2e}", "yes" if passed else "NO"))
+        if not passed:
+            report.failures.append(f"{title}: {case.name} {case.type_name}: error {error:.2e}, allowed {allowed:.2e}")
+    report.table(title, ("case", "type", "error", "allowed", "passed"), rows)
+
+
+COLUMNS: Final = ("way", "µs", "G/s", "of the limit", "note")
+Way = tuple[str, Callable[[], Any]]
+
+
+def _row(name: str, call: Callable[[], Any], plan: Plan, work: float, limit: float, *, flush: bool) -> tuple[float, Row]:
+    """Seconds, infinite where it does not run, and the cells of a row."""
+    try:
+        taken: Timing = timing(call, device=plan.device, repeats=plan.repeats, flush=flush)
+    except Exception as error:
+        return float("inf"), (name, "-", "-", "-", (str(error).strip() or type(error).__name__).splitlines()[0][:80])
+    share = f"{work / taken.seconds / limit:.0%}" if limit else "-"
+    note = "" if taken.captured or plan.device == "cpu" else "not captured in a CUDA graph"
+    return taken.seconds, (name, f"{taken.seconds * 1e6:.1f}", f"{work / taken.seconds / 1e9:.1f}", share, note)
+
+
+def _our_ways(shape: Shape, inputs: dict[str, Any], plan: Plan) -> Iterator[Way]:
+    if plan.launcher is not None:
+        yield "ours, kernel pack", ours(shape, inputs, launcher=plan.launcher)
+    yield "ours", ours(shape, inputs)
 
 
 def measure_prologue(plan: Plan, report: Report, deadline: float) -> None:
@@ -177,7 +161,7 @@ def measure_prologue(plan: Plan, report: Report, deadline: float) -> None:
     inputs = shape.inputs(dtype=torch.bfloat16, device=plan.device)
     spec = shape.spec.query_preparation
     given = {"x": inputs["query"], "weight": inputs["q_norm_weight"], "cos": inputs["cos"], "sin": inputs["sin"]}
-    ways: list[tuple[str, Callable[[], Any]]] = [
+    ways: list[Way] = [
         ("ours", lambda: triton_attention.rotary(spec, given)),
         ("torch, queries and keys", lambda: prepared(shape, inputs)),
     ]
@@ -186,41 +170,69 @@ def measure_prologue(plan: Plan, report: Report, deadline: float) -> None:
         ways.append(("torch.compile, queries and keys", lambda: whole(shape, inputs)))
     per_head = 2.0 * 2 * shape.batch * shape.new * shape.head_size
     work = {"ours": per_head * shape.heads}
-    rows = [
-        _row(name, call, plan, work.get(name, per_head * (shape.heads + shape.kv_heads)), report.copy, flush=True)[1]
+    timed = [
+        _row(name, call, plan, work.get(name, per_head * (shape.heads + shape.kv_heads)), report.copy, flush=True)
         for name, call in ways
     ]
-    report.table(f"Prologue, B = {shape.batch}, S = {shape.new} (bar: 80% of the copy bandwidth)", COLUMNS, rows)
+    report.table(f"Prologue, B = {shape.batch}, S = {shape.new}", COLUMNS, [row for _, row in timed])
+    if report.copy:
+        share = work["ours"] / timed[0][0] / report.copy
+        report.bar("prologue, share of the copy bandwidth", share, LEAST_SHARE_OF_COPY)
 
 
 def measure_prefills(plan: Plan, report: Report, deadline: float) -> None:
     """Causal prefill without a cache."""
     for shape in plan.prefills:
+        name = f"prefill, S = {shape.new}"
         if time.monotonic() > deadline:
-            report.note(f"prefill S = {shape.new}: not run, the time was over")
+            report.notes.append(f"{name}: not run, the time was over")
             continue
         inputs = shape.inputs(dtype=torch.bfloat16, device=plan.device)
-        mine = [("ours", ours(shape, inputs)), ("ours, attention alone", ours(shape, inputs, plain=True))]
-        title = f"Prefill, S = {shape.new} (bar at 8192: 55% of the matrix rate)"
-        _compared(title, shape, inputs, plan, report, mine, work=shape.floating_operations, limit=report.matmul, flush=False)
+        work = shape.floating_operations
+        alone: Way = ("ours, attention alone", ours(shape, inputs, plain=True))
+        ways = [*_our_ways(shape, inputs, plan), alone, *torch_ways(shape, inputs, compiled=plan.compiled)]
+        taken = _table(name, ways, plan, report, work=work, limit=report.matmul, flush=False)
+        report.bar(
+            f"{name}: time of norm and attention by attention alone",
+            taken["ours"] / taken[alone[0]],
+            MOST_COST_OF_NORM,
+            at_most=True,
+        )
+        for way in (way for way in ("ours, kernel pack", "ours") if way in taken):
+            report.bar(f"{name}: {way}, speed by PyTorch's best backend", _best_eager(taken) / taken[way], 1.0)
+            if shape.new == BAR_LENGTH and report.matmul:
+                report.bar(f"{name}: {way}, share of the matrix rate", work / taken[way] / report.matmul, LEAST_SHARE_OF_MATMUL)
 
 
 def measure_decodes(plan: Plan, report: Report, deadline: float) -> None:
     """One new token for each row, cache in place."""
     for shape in plan.decodes:
+        name = f"decode, B = {shape.batch}, {shape.cached} cached"
         if time.monotonic() > deadline:
-            report.note(f"decode B = {shape.batch}, {shape.cached} cached: not run, the time was over")
+            report.notes.append(f"{name}: not run, the time was over")
             continue
         inputs = shape.inputs(dtype=torch.bfloat16, device=plan.device)
-        title = f"Decode, B = {shape.batch}, {shape.cached} cached (bar at B = 64: 80% of the copy bandwidth)"
-        mine = [("ours", ours(shape, inputs))]
-        _compared(title, shape, inputs, plan, report, mine, work=shape.cache_bytes, limit=report.copy, flush=True)
+        compiled = plan.compiled and shape.batch == BAR_BATCH  # compiling takes longer than all measurements
+        ways = [*_our_ways(shape, inputs, plan), *torch_ways(shape, inputs, compiled=compiled)]
+        taken = _table(name, ways, plan, report, work=shape.cache_bytes, limit=report.copy, flush=True)
+        for way in (way for way in ("ours, kernel pack", "ours") if way in taken):
+            report.bar(f"{name}: {way}, speed by PyTorch's best backend", _best_eager(taken) / taken[way], 1.0)
+            if shape.batch == BAR_BATCH and report.copy:
+                share = shape.cache_bytes / taken[way] / report.copy
+                report.bar(f"{name}: {way}, share of the copy bandwidth", share, LEAST_SHARE_OF_COPY)
 
 
-STEPS: dict[str, Callable[[Plan, Report, float], None]] = {
-    "checks": run_checks,
-    "limits": measure_limits,
-    "prologue": measure_prologue,
-    "prefill": measure_prefills,
-    "decode": measure_decodes,
-}
+def _table(
+    title: str, ways: list[Way], plan: Plan, report: Report, *, work: float, limit: float, flush: bool
+) -> dict[str, float]:
+    """Times of all ways in seconds, and their table."""
+    taken, rows = {}, []
+    for name, call in ways:
+        taken[name], row = _row(name, call, plan, work, limit, flush=flush)
+        rows.append(row)
+    report.table(title[0].upper() + title[1:], COLUMNS, rows)
+    return taken
+
+
+def _best_eager(taken: dict[str, float]) -> float:
+    return min((t for name, t in taken.items() if name.startswith("torch ")), default=float("nan"))
