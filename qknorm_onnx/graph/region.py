@@ -23,10 +23,7 @@ def region_models(replacement: Replacement, model: ir.Model) -> tuple[ir.Model, 
     olds = [old for old, _ in replacement.outputs]
     news = [new for _, new in replacement.outputs]
     boundary = set(replacement.boundary)
-    old_slice, new_slice = _Slice(boundary), _Slice(boundary)
-    for side, outputs in ((old_slice, olds), (new_slice, news)):
-        for value in outputs:
-            side.collect(value)
+    old_slice, new_slice = _Slice(boundary, olds), _Slice(boundary, news)
     inputs = list(dict.fromkeys([*old_slice.inputs, *new_slice.inputs]))
     return (
         _model(old_slice, inputs, olds, names=[value.name for value in olds], model=model),
@@ -37,15 +34,20 @@ def region_models(replacement: Replacement, model: ir.Model) -> tuple[ir.Model, 
 class _Slice:
     """Nodes between the boundary and some outputs, in topological order, and the inputs that they start from."""
 
-    def __init__(self, boundary: set[ir.Value]) -> None:
+    def __init__(self, boundary: set[ir.Value], outputs: Sequence[ir.Value]) -> None:
         self.boundary = boundary
         self.nodes: list[ir.Node] = []
         self.inputs: list[ir.Value] = []
         self.initializers: list[ir.Value] = []
         self._done: set[ir.Value | ir.Node] = set()
         self._inside: dict[ir.Value, bool] = {}
+        self._read = _values_read(outputs, boundary)
+        dims = [dim for value in boundary for dim in value.shape or ()]
+        self._symbols = {dim.value for dim in dims if isinstance(dim, ir.SymbolicDim) and dim.value is not None}
+        for value in outputs:
+            self._collect(value)
 
-    def collect(self, output: ir.Value) -> None:
+    def _collect(self, output: ir.Value) -> None:
         """Add what `output` is computed from."""
         waiting: list[ir.Value | ir.Node] = [output]
         while waiting:
@@ -71,13 +73,21 @@ class _Slice:
         if any(attribute.type in GRAPH_ATTRIBUTES for attribute in node.attributes.values()):
             raise RegionError(f"its region contains {node.op_type}, a node with a graph of its own")
         inputs = [item for item in reversed(node.inputs) if item is not None]
-        if node.op_type == "Shape" and not self._is_inside(inputs[0]):
-            # Only the size of this tensor matters: it becomes an input, whatever computes it.
+        if node.op_type == "Shape" and self._is_only_a_size(inputs[0]):
+            # It becomes an input, whatever computes it: a layer's region must not reach back to the layers before it.
             if inputs[0] not in self._done:
                 self._done.add(inputs[0])
                 (self.inputs if inputs[0].const_value is None else self.initializers).append(inputs[0])
             return [node]
         return [node, *inputs]
+
+    def _is_only_a_size(self, value: ir.Value) -> bool:
+        """Whether the region reads no number of `value`, and its size is known without computing it."""
+        if value in self._read:
+            return False
+        dims = value.shape
+        known = dims is not None and all(isinstance(dim, int) or dim.value in self._symbols for dim in dims)
+        return known or not self._is_inside(value)
 
     def _is_inside(self, value: ir.Value) -> bool:
         """Whether `value` depends on the boundary."""
@@ -105,6 +115,20 @@ class _Slice:
                 changed = changed or inside != self._inside[item]
                 self._inside[item] = inside
         return self._inside[value]
+
+
+def _values_read(outputs: Sequence[ir.Value], boundary: set[ir.Value]) -> set[ir.Value]:
+    """Values whose numbers the outputs depend on, and not merely their shapes, up to and with the boundary."""
+    waiting, found = list(outputs), set[ir.Value]()
+    while waiting:
+        value = waiting.pop()
+        node = value.producer()
+        if value in found:
+            continue
+        found.add(value)
+        if node is not None and node.op_type != "Shape" and value not in boundary:
+            waiting += [operand for operand in node.inputs if operand is not None]
+    return found
 
 
 GRAPH_ATTRIBUTES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
