@@ -56,10 +56,11 @@ class BodyBuilder:
         *inputs: ir.Value | None,
         name: str = "",
         dtype: ir.DataType | None = None,
+        domain: str = "",
         **attributes: Any,
     ) -> ir.Value:
         """The one output of a new node. Its type is `dtype`, or that of the first input."""
-        return self.ops(op_type, *inputs, names=[name or op_type.lower()], dtype=dtype, **attributes)[0]
+        return self.ops(op_type, *inputs, names=[name or op_type.lower()], dtype=dtype, domain=domain, **attributes)[0]
 
     def ops(
         self,
@@ -67,6 +68,7 @@ class BodyBuilder:
         *inputs: ir.Value | None,
         names: Sequence[str],
         dtype: ir.DataType | None = None,
+        domain: str = "",
         **attributes: Any,
     ) -> Sequence[ir.Value]:
         """The outputs of a new node, called `names`; an empty name is an output that is left out."""
@@ -74,7 +76,15 @@ class BodyBuilder:
         value_type = ir.TensorType(kind) if kind else None
         outputs = [ir.Value(name=self._unique(name) if name else "", type=value_type) for name in names]
         attrs = ir.convenience.convert_attributes({key: value for key, value in attributes.items() if value is not None})
-        node = ir.Node("", op_type, list(inputs), attrs, outputs=outputs, name=outputs[0].name)
+        node = ir.Node(domain, op_type, list(inputs), attrs, outputs=outputs, name=outputs[0].name)
+        self.nodes.append(node)
+        return node.outputs
+
+    def add(self, node: ir.Node, *, name: str) -> Sequence[ir.Value]:
+        """The outputs of a node that was made elsewhere; it and its outputs are called after `name`."""
+        node.name = self._unique(name)
+        for output in node.outputs:
+            output.name = self._unique((output.name or "").rsplit("/", 1)[-1])
         self.nodes.append(node)
         return node.outputs
 

@@ -47,3 +47,11 @@ class HeadTensor:
     def replaced(self, *, flat: ir.Value | None = None, bshd: ir.Value | None = None, bhsd: ir.Value | None = None) -> HeadTensor:
         """Another tensor of the same heads."""
         return HeadTensor(self.body, self.num_heads, self.head_size, self.tag, flat=flat, bshd=bshd, bhsd=bhsd)
+
+
+def same_size(first: ir.Value, second: ir.Value, *, axis: int) -> bool:
+    """Whether both are known to have the same size on `axis`: one number, or one name."""
+    if first.shape is None or second.shape is None:
+        return False
+    dims = [dim if isinstance(dim, int) else dim.value for dim in (first.shape[axis], second.shape[axis])]
+    return dims[0] is not None and dims[0] == dims[1]

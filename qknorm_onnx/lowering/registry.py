@@ -15,6 +15,7 @@ from qknorm_onnx.graph.body_signature import signature_of
 from qknorm_onnx.graph.known_fields import unknown_fields
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass, canonical_nodes, onnx_opset, scopes
 from qknorm_onnx.graph.qk_norm_node import input_values, is_attention_node, read_attention_node, read_rotary_node
+from qknorm_onnx.lowering.contrib_core import CONTRIB_DOMAIN
 from qknorm_onnx.lowering.custom_op import CUSTOM_OP, kernel_note, kernel_refusal
 from qknorm_onnx.lowering.opset import raise_opset
 from qknorm_onnx.lowering.ort_contrib import ORT_CONTRIB
@@ -64,7 +65,14 @@ def lower(model: ir.Model, *, target: str, provider: str) -> tuple[LoweringOutco
     taken = _names(model)
     outcomes = [_lower_node(node, taken, target=target, provider=provider, opset=opset) for node in nodes]
     AttachBodiesPass()(model)
+    _import_contrib(model)
     return tuple(outcomes)
+
+
+def _import_contrib(model: ir.Model) -> None:
+    for scope in scopes(model):
+        if any(node.domain == CONTRIB_DOMAIN for node in scope.all_nodes()):
+            scope.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
 
 
 def _chain(name: str) -> Iterator[Target]:
@@ -116,6 +124,8 @@ def _replace(node: ir.Node, target: Target, request: LoweringRequest, taken: set
         emitted: Emitted = target.emit(body, request)
     except SpecError as error:
         raise RefusedLoweringError(str(error)) from error
+    if emitted.outputs is None:
+        return emitted.note
     nodes = body.nodes_for(emitted.outputs)
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], nodes, node.outputs, emitted.outputs)
     return emitted.note

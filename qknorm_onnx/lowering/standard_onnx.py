@@ -10,18 +10,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-import numpy as np
 import onnx_ir as ir
 
-from qknorm_onnx.graph.body_attention import Mask, limits_view, logit_factor, make_mask, rows_see_something, visible_keys
-from qknorm_onnx.graph.body_builder import BodyBuilder, Dim, RuntimeSize
-from qknorm_onnx.graph.body_cache import key_positions
+from qknorm_onnx.graph.body_attention import Mask, logit_factor
+from qknorm_onnx.graph.body_builder import BodyBuilder, Dim
 from qknorm_onnx.graph.body_norm import Precision
 from qknorm_onnx.graph.body_preparation import PreparationInputs, scale_times_factor
 from qknorm_onnx.graph.body_signature import BodySignature
 from qknorm_onnx.graph.function_body import (
     Inputs,
-    bias_of_rows,
     emit_core,
     head_size_of,
     key_inputs,
@@ -40,6 +37,7 @@ from qknorm_onnx.lowering.standard_preparation import (
     standard_tables,
 )
 from qknorm_onnx.lowering.target import Emitted, LoweringRequest, RefusedLoweringError, Target
+from qknorm_onnx.lowering.whole_mask import whole_mask
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, QKNormRotarySpec, QKNormSpec, RotarySpec
 
 MINIMUM_OPSET: Final = 23
@@ -177,7 +175,7 @@ def _emit_core(
     """Cache, softmax and values in one Attention operator."""
     body, precision = query.body, precision_of(signature, spec)
     kind = precision.attention
-    mask = Mask() if core.is_causal else _mask(body, spec, inputs, signature)
+    mask = Mask() if core.is_causal else whole_mask(body, spec, inputs, signature, dtype=kind, four_axes=False)
     value_size = head_size_of(body, signature, "value", inputs["value"], spec.kv_num_heads)
     value = HeadTensor(body, spec.kv_num_heads, value_size, "v", flat=inputs["value"])
     by_heads = mask.empty_rows is not None  # rows are made zero per head
@@ -212,43 +210,6 @@ def _y(spec: AttentionSpec, output: ir.Value, mask: Mask, value: HeadTensor, pre
     zero = body.scalar(0.0, precision.attention)
     y_bhsd = body.op("Where", mask.empty_rows, zero, output, name="y_of_seeing_rows", dtype=precision.attention)
     return merge_heads(body, y_bhsd, body.times(value.head_size, spec.q_num_heads), io=precision.io, name="y")
-
-
-def _mask(body: BodyBuilder, spec: AttentionSpec, inputs: Inputs, signature: BodySignature) -> Mask:
-    """The mask of windows, causality and bias, as large as the operator wants it: (..., S, T)."""
-    dtype = precision_of(signature, spec).attention
-    bias = _above_lowest(body, bias_of_rows(body, inputs, signature, dtype=dtype))
-    past = inputs.get("past_key")
-    positions = key_positions(body, key=inputs["key"], past_key=past, cache_length=None, query_offset=inputs.get("query_offset"))
-    if bias is None and not limits_view(spec, positions):
-        return Mask()
-    num_queries = body.size(inputs["query"], 1, name="num_queries")
-    num_keys = body.size(inputs["key"], 1, name="num_new_keys")
-    if past is not None:
-        past_length = body.size(past, 2, name="num_past_keys").vector
-        num_keys = RuntimeSize(vector=body.op("Add", num_keys.vector, past_length, name="num_keys"))
-    visible = None
-    if limits_view(spec, positions):
-        visible = visible_keys(body, spec, positions, num_queries=num_queries, num_keys=num_keys)
-    sees = bias is None and rows_see_something(spec, positions, per_row_positions="query_offset" in inputs)
-    mask = make_mask(body, visible, bias, dtype=dtype, may_be_empty=not sees)
-    if visible is not None or mask.added is None:
-        return mask
-    shape = body.op("Concat", num_queries.vector, num_keys.vector, name="mask_shape", axis=0)
-    return dataclasses.replace(mask, added=body.op("Expand", mask.added, shape, name="whole_mask"))
-
-
-def _above_lowest(body: BodyBuilder, bias: ir.Value | None) -> ir.Value | None:
-    """A float bias without the lowest finite number: ONNX Runtime (1.32) takes that for -inf and makes such a row zero.
-
-    Adding it or its neighbour makes no difference to a softmax: a row that holds nothing else is the mean of the values.
-    """
-    if bias is None or bias.dtype is None or bias.dtype == ir.DataType.BOOL:
-        return bias
-    limits = np.finfo(bias.dtype.numpy())
-    lowest, above = float(limits.min), float(np.nextafter(limits.min, limits.dtype.type(0)))
-    is_lowest = body.op("Equal", bias, body.scalar(lowest, bias.dtype), name="bias_is_lowest", dtype=ir.DataType.BOOL)
-    return body.op("Where", is_lowest, body.scalar(above, bias.dtype), bias, name="bias_above_lowest", dtype=bias.dtype)
 
 
 def _note(reasons: list[str]) -> str:

@@ -119,9 +119,15 @@ def standard_rotate(spec: RotarySpec, x: HeadTensor, tables: StandardTables) -> 
 
 
 def standard_normalize(
-    spec: QKNormRotarySpec, x: HeadTensor, parameters: NormParameters, signature: BodySignature, precision: Precision
+    spec: QKNormRotarySpec,
+    x: HeadTensor,
+    parameters: NormParameters,
+    signature: BodySignature,
+    precision: Precision,
+    *,
+    rms_operator: str = "RMSNormalization",
 ) -> HeadTensor:
-    """x over its statistics, times gain, plus bias."""
+    """x over its statistics, times gain, plus bias. `rms_operator` takes the inputs and attributes of RMSNormalization."""
     body, given = x.body, parameters.given
     hidden = spec.axis == "hidden"
     if spec.kind == "none" or norm_refusal(spec, x.head_size):
@@ -135,7 +141,7 @@ def standard_normalize(
     both = given.weight is None or weight is not None
     bias = _one_row(body, parameters.bias, given.bias, signature, width, precision) if both and spec.kind == "layer" else None
     scale = weight or body.constant(np.ones(width, dtype=precision.compute.numpy()), name="ones")
-    operator = "RMSNormalization" if spec.kind == "rms" else "LayerNormalization"
+    operator = rms_operator if spec.kind == "rms" else "LayerNormalization"
     operands = [x.as_flat() if hidden else x.as_bshd(), scale, *([bias] if bias is not None else [])]
     normed = body.op(
         operator, *operands, name=f"{x.tag}_normed", axis=-1, epsilon=spec.epsilon, stash_type=_stash_type(precision)

@@ -20,9 +20,9 @@ class RefusedLoweringError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Emitted:
-    """The values that replace a node's outputs, and what is worth saying about how they are computed."""
+    """The values that replace a node's outputs (None: the node stays), and what is worth saying about how they are computed."""
 
-    outputs: Sequence[ir.Value]
+    outputs: Sequence[ir.Value] | None
     note: str = ""
 
 
