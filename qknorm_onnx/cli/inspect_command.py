@@ -58,9 +58,10 @@ def command(model: Path, require_fusion: bool, placement: bool, provider: str, a
 
 
 def _placements(model: Path, provider: str) -> tuple[NodePlacement, ...]:
-    from qknorm_onnx.runtime.placement import node_placements
+    from qknorm_onnx.runtime.placement import expected_placements, has_provider, node_placements
 
-    return node_placements(model, provider=cast("Provider", provider))
+    known = cast("Provider", provider)
+    return node_placements(model, provider=known) if has_provider(known) else expected_placements(model, provider=known)
 
 
 def _print_placements(console: Console, placements: tuple[NodePlacement, ...]) -> None:
@@ -75,4 +76,6 @@ def _print_placements(console: Console, placements: tuple[NodePlacement, ...]) -
         table.add_row(escape(item.name), item.op_type, f"[{style}]{item.runs_in}[/]", escape(detail))
     console.print(table)
     native = sum(item.runs_in == "native kernel" for item in placements)
-    console.print(f"{native} of {len(placements)} nodes run in the native kernel", highlight=False)
+    unknown = sum(item.runs_in == "unknown" for item in placements)
+    more = f"; where {unknown} of them run could not be seen here" if unknown else ""
+    console.print(f"{native} of {len(placements)} nodes run in the native kernel{more}", highlight=False)

@@ -63,8 +63,28 @@ def node_placements(program_or_path: HasModel | ModelSource, *, provider: Provid
     kernels = native_kernels_for(model, provider=provider)
     placed = _placed_nodes(session)
     if placed is None:
-        return tuple(_unknown(node, kernels) for node in nodes)
+        return tuple(_unknown(node, kernels, "this onnxruntime does not say where it placed a node") for node in nodes)
     return tuple(_placement(node, placed, kernels) for node in nodes)
+
+
+def has_provider(provider: Provider) -> bool:
+    """Whether the installed onnxruntime has `provider`. Raises InputError where there is no onnxruntime."""
+    return EXECUTION_PROVIDERS[provider] in import_onnxruntime().get_available_providers()
+
+
+def expected_placements(program_or_path: HasModel | ModelSource, *, provider: Provider) -> tuple[NodePlacement, ...]:
+    """What can be said of a model on a machine without its provider: no session is made, each node is "unknown".
+
+    The reasons say whether the native library registers a kernel for each node and serves its spec, and whether the kernel
+    pack is there.
+
+    Raises:
+        InputError: the file is no ONNX model.
+    """
+    model = model_of(program_or_path)
+    kernels = native_kernels_for(model, provider=provider)
+    why = f"no session was made, because there is no {EXECUTION_PROVIDERS[provider]} here"
+    return tuple(_unknown(node, kernels, why) for node in canonical_nodes(model))
 
 
 def _providers(provider: Provider) -> list[str]:
@@ -106,10 +126,9 @@ def _placement(node: ir.Node, placed: _Placed, kernels: NativeKernels) -> NodePl
     return NodePlacement(name=name, op_type=node.op_type, runs_in="function body", kernel=kernel, reason=reason)
 
 
-def _unknown(node: ir.Node, kernels: NativeKernels) -> NodePlacement:
+def _unknown(node: ir.Node, kernels: NativeKernels, why: str) -> NodePlacement:
     expected = f"a function body is expected: {kernels.reason}" if kernels.library is None else "the native kernel is expected"
-    reason = f"this onnxruntime does not say where it placed a node; {expected}"
-    return NodePlacement(name=node.name or "", op_type=node.op_type, runs_in="unknown", reason=reason)
+    return NodePlacement(name=node.name or "", op_type=node.op_type, runs_in="unknown", reason=f"{why}; {expected}")
 
 
 def _native_kernel(node: ir.Node, execution_provider: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from qknorm_onnx.graph.qk_norm_node import is_attention_node
 from qknorm_onnx.lowering.registry import lower
 from qknorm_onnx.runtime.environment import examine
 from qknorm_onnx.runtime.native_kernels import native_kernels_for
+from qknorm_onnx.runtime.placement import expected_placements
 from qknorm_onnx.spec import signature
 from qknorm_onnx.torch_export import torch_op
 from tests.contract.case_models import model_of
@@ -135,3 +137,32 @@ def test_the_doctor_says_what_is_missing_for_a_gpu(monkeypatch, tmp_path):
     (tmp_path / "cuda_kernels").mkdir()
     (tmp_path / "cuda_kernels" / "manifest.json").write_text("{}")
     assert {finding.name: finding for finding in examine()}["CUDA kernels"].state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, "the native kernel is expected"),
+        ({"softmax_precision": "float64"}, "a function body is expected: the CUDA kernels compute the softmax in float32"),
+    ],
+    ids=["served", "refused"],
+)
+def test_inspect_says_what_is_expected_on_a_gpu_without_having_one(monkeypatch, tmp_path, capsys, change, expected):
+    from qknorm_onnx.cli.main import run
+
+    (tmp_path / "cuda_kernels").mkdir()
+    (tmp_path / "cuda_kernels" / "manifest.json").write_text("{}")
+    monkeypatch.setattr(custom_ops, "library_path", lambda: tmp_path / custom_ops.LIBRARY_NAME)
+    onnx.save(ir.to_proto(model_of([case("one", **change)], "float16")), tmp_path / "model.onnx")
+    assert run(["inspect", str(tmp_path / "model.onnx"), "--placement", "--provider", "cuda", "--json"]) == 0
+    (placement,) = json.loads(capsys.readouterr().out)["placement"]
+    assert placement["runs_in"] == "unknown"
+    assert placement["reason"].startswith("no session was made, because there is no CUDAExecutionProvider here; " + expected)
+    assert run(["inspect", str(tmp_path / "model.onnx"), "--placement", "--provider", "cuda"]) == 0
+    assert "0 of 1 nodes run in the native kernel; where 1 of them run" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_exported_model_says_which_kernel_its_pack_lacks(monkeypatch, tmp_path):
+    monkeypatch.setattr(custom_ops, "library_path", lambda: tmp_path / custom_ops.LIBRARY_NAME)
+    (placement,) = expected_placements(model_and_outcome(case("served"), "bfloat16")[0], provider="cuda")
+    assert f"a function body is expected: there is no CUDA kernel pack in {tmp_path}/cuda_kernels" in placement.reason
