@@ -1,4 +1,5 @@
-"""Writes the tables in README.md and docs/support.md from the code; with --check only compares (exit code 1 where stale).
+"""Writes the tables in README.md and docs/ from the code and docs/coverage.json; with --check only compares (exit code 1 where
+stale).
 
     python docs/generate.py [--check]
 
@@ -7,12 +8,14 @@ A table stands between the lines `<!-- generated: NAME -->` and `<!-- end of NAM
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+import coverage_table
 from lowered_variants import OPSET, outcomes
 
 from qknorm_onnx.lowering.registry import TARGETS, LoweringOutcome
@@ -33,7 +36,7 @@ from qknorm_onnx.spec.signature import (
 from qknorm_onnx.spec.variants import VARIANTS, Variant
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
-DOCUMENTS: Final = (ROOT / "README.md", ROOT / "docs" / "support.md")
+DOCUMENTS: Final = (ROOT / "README.md", ROOT / "docs" / "support.md", ROOT / "docs" / "coverage.md")
 
 NORM_NAMES: Final = {"none": "none", "rms": "RMSNorm", "layer": "LayerNorm", "l2": "L2"}
 ORDER_NAMES: Final = {"none": "no rotary", "after_norm": "before rotary", "before_norm": "after rotary"}
@@ -137,6 +140,10 @@ def _source(variant: Variant) -> str:
     return f"[{variant.version or 'paper'}]({variant.source})"
 
 
+def _measured(make: Callable[[Sequence[coverage_table.Row]], str]) -> str:
+    return make(list(coverage_table.read_rows().values()))
+
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "forms": forms,
     "kernels": kernels,
@@ -148,6 +155,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     f"inputs of {ROTARY_OP}": lambda: tensors(ROTARY_INPUTS),
     f"outputs of {ROTARY_OP}": lambda: tensors(ROTARY_OUTPUTS),
     f"attributes of {ROTARY_OP}": lambda: attributes(QKNormRotarySpec),
+    **{name: functools.partial(_measured, make) for name, make in coverage_table.TABLES.items()},
 }
 
 BLOCK: Final = re.compile(r"<!-- generated: (?P<name>[^>]+) -->\n.*?<!-- end of (?P=name) -->", flags=re.DOTALL)

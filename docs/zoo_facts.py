@@ -1,0 +1,58 @@
+"""What is known of the zoo's entries without looking at any graph: read from the models' code, not from a recogniser."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Softmax attentions of one entry: `fusable` ones normalise q or k, `plain` ones do not, `look_alikes` only seem to.
+
+    `reason` is a word of the sentence with which each look-alike is declined.
+    """
+
+    fusable: int = 2
+    look_alikes: int = 0
+    plain: int = 0
+    reason: str = ""
+
+
+LOOK_ALIKES: Final = {
+    "blt_cross_NOT_qknorm": Facts(fusable=0, plain=1),
+    "deepseek_v32_indexer_NOT_attention": Facts(fusable=0),
+    "h_batchnorm_eval": Facts(fusable=0, look_alikes=2, reason="BatchNormalization"),
+    "h_dynamic_tanh": Facts(fusable=0, look_alikes=2, reason="Tanh"),
+    "olmoe_clip": Facts(fusable=0, look_alikes=2, reason="clipped"),
+}
+_ONE: Final = Facts(fusable=1)
+_OTHERS: Final = {
+    "dory_ngpt": Facts(fusable=4),
+    "glm5_next_vision_attn": _ONE,
+    "glm_ocr_vision_attn": _ONE,
+    "h_joint_mmdit": _ONE,
+    "lfm2": _ONE,
+    "lfm2_moe": _ONE,
+    "lfm3_vl_vision_attn": _ONE,
+    "llama4_text": Facts(fusable=1, plain=1),
+    "mllama_cross": _ONE,
+    "muse_glimmer_assistant_attn": _ONE,
+    "nemotron_transcribe_attn": _ONE,
+    "olmo_hybrid": _ONE,
+    "qwen3_omni_code_predictor_attn": _ONE,
+    "swinv2": Facts(fusable=4),
+    "t5gemma2_merged_attn": _ONE,
+}
+# torch cannot export it: its sparse indexer branches on data.
+NOT_EXPORTED: Final = frozenset({"qwen4_exp_text"})
+
+
+def facts(entry: str) -> Facts:
+    """The facts of an entry; most have two layers of attention."""
+    return (LOOK_ALIKES | _OTHERS).get(entry, Facts())
+
+
+def named_entries() -> frozenset[str]:
+    """Every entry that is named here."""
+    return frozenset(LOOK_ALIKES) | frozenset(_OTHERS) | NOT_EXPORTED
