@@ -6,7 +6,9 @@ Only the standard library is used here, and nothing is loaded at import.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
+import hashlib
 import importlib.metadata
 import json
 import pathlib
@@ -14,13 +16,18 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-__all__ = ["build_info", "kernel_pack_path", "library_path"]
+__all__ = ["KernelPack", "build_info", "kernel_pack", "kernel_pack_path", "kernel_source_hash", "library_path"]
 
 if __name__ != "qknorm_onnx.custom_ops":
     raise ImportError(f"import qknorm_onnx.custom_ops, not {__name__}: the folder is not a package of its own")
 
 _SUFFIX: Final = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 LIBRARY_NAME: Final = ("" if sys.platform == "win32" else "lib") + "qknorm_custom_ops" + _SUFFIX
+
+PACK_FORMAT: Final = 1
+KERNEL_SOURCES: Final = (
+    "arguments", "compile_image", "decode", "image_set", "prefill", "preparation", "prologue", "softmax_tile", "tiles",
+)  # fmt: skip
 
 # ONNX's element types by their number (TensorProto.DataType).
 _ELEMENT_TYPES: Final = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
@@ -55,6 +62,50 @@ def kernel_pack_path() -> pathlib.Path:
             f"python -m qknorm_onnx.custom_ops.compile_kernels --out {folder}"
         )
     return folder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KernelPack:
+    """What a kernel pack says of itself; `is_current`: its kernels are those of this package."""
+
+    path: pathlib.Path
+    images: int
+    architectures: tuple[str, ...]
+    triton: str
+    is_current: bool
+
+
+def kernel_pack() -> KernelPack:
+    """The pack of `kernel_pack_path`.
+
+    Raises:
+        FileNotFoundError: there is no library, or no pack beside it.
+        ValueError: its manifest is damaged or of another format.
+    """
+    path = kernel_pack_path()
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        if manifest["format"] != PACK_FORMAT:
+            raise ValueError(f"{path} is a kernel pack of format {manifest['format']}; this package reads {PACK_FORMAT}")
+        capabilities = sorted({image["capability"] for image in manifest["images"]})
+        return KernelPack(
+            path=path,
+            images=len(manifest["images"]),
+            architectures=tuple(f"sm_{capability}" for capability in capabilities),
+            triton=manifest["triton"],
+            is_current=manifest["sources"] == kernel_source_hash(),
+        )
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}/manifest.json is damaged: {error!r}") from error
+
+
+def kernel_source_hash() -> str:
+    """Hash of the sources that the CUDA images are compiled from."""
+    digest = hashlib.sha256()
+    for name in KERNEL_SOURCES:
+        path = pathlib.Path(__file__).parent / "kernels" / "cuda" / f"{name}.py"
+        digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n"))
+    return digest.hexdigest()
 
 
 def _candidates() -> Iterator[pathlib.Path]:

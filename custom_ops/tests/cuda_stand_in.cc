@@ -56,6 +56,8 @@ struct Settings {
   int32_t multiprocessors = 132;
   void (*on_launch)(const Launch*) = nullptr;
   std::map<std::string, int32_t> failures;
+  int32_t version = 12090;  // as cuDriverGetVersion says it: 12.9
+  int32_t devices = 1;
 };
 
 Settings settings;
@@ -85,12 +87,21 @@ int32_t failure(const char* call) {
 
 STAND_IN void stand_in_reset(int32_t capability, int32_t shared_limit, int32_t multiprocessors,
                              void (*on_launch)(const Launch*)) {
-  settings = {capability, shared_limit, multiprocessors, on_launch, {}};
+  settings = Settings{};
+  settings.capability = capability;
+  settings.shared_limit = shared_limit;
+  settings.multiprocessors = multiprocessors;
+  settings.on_launch = on_launch;
   contexts.clear();
   stream_contexts.clear();
 }
 
 STAND_IN void stand_in_fail(const char* call, int32_t result) { settings.failures[call] = result; }
+
+STAND_IN void stand_in_set_driver(int32_t version, int32_t devices) {
+  settings.version = version;
+  settings.devices = devices;
+}
 
 STAND_IN void* stand_in_make_context() { return handle(); }
 
@@ -161,6 +172,28 @@ STAND_IN int32_t cuDeviceGetAttribute(int32_t* out, int32_t attribute, int32_t) 
                                             {97, settings.shared_limit}};
   if (known.count(attribute) == 0) return kInvalidValue;
   *out = known.at(attribute);
+  return 0;
+}
+
+STAND_IN int32_t cuDriverGetVersion(int32_t* out) {
+  FAIL_ON_REQUEST("cuDriverGetVersion");
+  *out = settings.version;
+  return 0;
+}
+
+STAND_IN int32_t cuDeviceGetCount(int32_t* out) {
+  FAIL_ON_REQUEST("cuDeviceGetCount");
+  *out = settings.devices;
+  return 0;
+}
+
+STAND_IN int32_t cuDeviceGet(int32_t* out, int32_t ordinal) {
+  *out = ordinal;
+  return ordinal < settings.devices ? 0 : kInvalidValue;
+}
+
+STAND_IN int32_t cuDeviceGetName(char* out, int32_t size, int32_t) {
+  std::strncpy(out, "Stand-in", static_cast<size_t>(size));
   return 0;
 }
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import importlib.metadata
 import importlib.util
 import platform
 from collections.abc import Iterator
-from typing import Literal
+from typing import Final, Literal
+
+from qknorm_onnx.runtime.cuda_driver import LIBRARY, OLDEST_VERSION, CudaDriverError, find_cuda_driver
+
+MAKE_PACK: Final = "to make it anew: python -m qknorm_onnx.custom_ops.compile_kernels --out <the folder>"
 
 State = Literal["ok", "missing", "note"]
 
@@ -87,21 +90,35 @@ def _native_library() -> Finding:
 
 
 def _cuda_driver() -> Finding:
+    mend = "to run on an NVIDIA GPU: install its driver"
     try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        detail = "libcuda.so.1 cannot be opened; models run on the CPU"
-        return Finding(name="CUDA driver", state="missing", detail=detail, mend="to run on an NVIDIA GPU: install its driver")
-    return Finding(name="CUDA driver", state="ok", detail="libcuda.so.1")
+        driver = find_cuda_driver()
+    except CudaDriverError as error:
+        return Finding(name="CUDA driver", state="missing", detail=f"it does not work: {error}", mend=mend)
+    if driver is None:
+        detail = f"{LIBRARY} cannot be opened; models run on the CPU"
+        return Finding(name="CUDA driver", state="missing", detail=detail, mend=mend)
+    devices = ", ".join(f"{device.name} (sm_{device.capability})" for device in driver.devices)
+    detail = f"for CUDA {driver.version[0]}.{driver.version[1]}; {devices or 'no device'}"
+    state: State = "ok" if driver.devices and driver.version >= OLDEST_VERSION else "missing"
+    if driver.version < OLDEST_VERSION:
+        mend = f"the kernels need a driver for CUDA {OLDEST_VERSION[0]}.{OLDEST_VERSION[1]} or newer"
+    return Finding(name="CUDA driver", state=state, detail=detail, mend="" if state == "ok" else mend)
 
 
 def _cuda_kernels() -> Finding:
     from qknorm_onnx import custom_ops
 
     try:
-        path = custom_ops.kernel_pack_path()
+        pack = custom_ops.kernel_pack()
     except FileNotFoundError as error:
         detail, _, mend = str(error).partition("; make one with ")
         mend = f"to run them on an NVIDIA GPU: {mend}" if mend else ""
         return Finding(name="CUDA kernels", state="missing", detail=detail, mend=mend)
-    return Finding(name="CUDA kernels", state="ok", detail=str(path))
+    except ValueError as error:
+        return Finding(name="CUDA kernels", state="missing", detail=str(error), mend=MAKE_PACK)
+    detail = f"{pack.path}: {pack.images} images for {', '.join(pack.architectures)}, compiled by Triton {pack.triton}"
+    if not pack.is_current:
+        detail += "; its kernels are not those of this package"
+        return Finding(name="CUDA kernels", state="note", detail=detail, mend=MAKE_PACK)
+    return Finding(name="CUDA kernels", state="ok", detail=detail)

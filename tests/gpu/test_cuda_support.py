@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import shutil
 import subprocess
 import sys
 
@@ -128,15 +129,55 @@ def test_torch_operators_have_a_cuda_kernel():
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"qknorm::{name}", "CUDA")
 
 
-def test_the_doctor_says_what_is_missing_for_a_gpu(monkeypatch, tmp_path):
+def doctors(name):
+    return {finding.name: finding for finding in examine()}[name]
+
+
+def test_the_doctor_says_whether_there_is_a_kernel_pack(monkeypatch, tmp_path, fake_pack):
     monkeypatch.setattr(custom_ops, "library_path", lambda: tmp_path / custom_ops.LIBRARY_NAME)
-    findings = {finding.name: finding for finding in examine()}
-    assert findings["CUDA kernels"].state == "missing"
-    assert "compile_kernels --out" in findings["CUDA kernels"].mend
-    assert findings["CUDA driver"].state in ("ok", "missing")
-    (tmp_path / "cuda_kernels").mkdir()
-    (tmp_path / "cuda_kernels" / "manifest.json").write_text("{}")
-    assert {finding.name: finding for finding in examine()}["CUDA kernels"].state == "ok"
+    assert doctors("CUDA kernels").state == "missing"
+    assert "compile_kernels --out" in doctors("CUDA kernels").mend
+    pack = shutil.copytree(fake_pack, tmp_path / "cuda_kernels")
+    found = doctors("CUDA kernels")
+    assert found.state == "ok" and not found.mend
+    assert "images for sm_80, sm_90, sm_100, compiled by Triton 3.8.0" in found.detail
+    manifest = json.loads((pack / "manifest.json").read_text())
+    for change, state, detail in (
+        ({"sources": "0" * 64}, "note", "its kernels are not those of this package"),
+        ({"format": 99}, "missing", "a kernel pack of format 99; this package reads 1"),
+        ({"images": None}, "missing", "manifest.json is damaged"),
+    ):
+        (pack / "manifest.json").write_text(json.dumps({**manifest, **change}))
+        assert doctors("CUDA kernels").state == state
+        assert detail in doctors("CUDA kernels").detail
+        assert "compile_kernels --out" in doctors("CUDA kernels").mend
+
+
+def test_the_doctor_says_what_the_driver_has(driver):
+    """The stand-in is loaded under the driver's name."""
+    found = doctors("CUDA driver")
+    assert (found.state, found.detail, found.mend) == ("ok", "for CUDA 12.9; Stand-in (sm_90)", "")
+    driver.stand_in.stand_in_set_driver(11080, 1)
+    assert doctors("CUDA driver").state == "missing"
+    assert "need a driver for CUDA 12.0 or newer" in doctors("CUDA driver").mend
+    driver.stand_in.stand_in_set_driver(13000, 0)
+    assert (doctors("CUDA driver").state, doctors("CUDA driver").detail) == ("missing", "for CUDA 13.0; no device")
+    driver.fail("cuInit", 100)
+    assert doctors("CUDA driver").detail == "it does not work: cuInit failed: CUDA_ERROR_100"
+
+
+WITHOUT_DRIVER = """
+from qknorm_onnx.runtime import cuda_driver, environment
+cuda_driver.LIBRARY = "libno_such_driver.so.1"
+print({finding.name: finding for finding in environment.examine()}["CUDA driver"])
+"""
+
+
+def test_the_doctor_says_that_there_is_no_driver():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_DRIVER], capture_output=True, text=True, check=False)
+    assert "state='missing'" in done.stdout, done.stderr
+    assert "models run on the CPU" in done.stdout
+    assert "install its driver" in done.stdout
 
 
 @pytest.mark.parametrize(

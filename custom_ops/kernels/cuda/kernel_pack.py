@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import triton
 
+from qknorm_onnx.custom_ops import PACK_FORMAT, kernel_source_hash
 from qknorm_onnx.custom_ops.kernels.cuda.compile_image import CompiledImage, compile_image
 from qknorm_onnx.custom_ops.kernels.cuda.image_set import PADDED_HEADS, Image, parameters
 
-FORMAT: Final = 1
 FIRST_EXACT: Final = 90  # from here on Triton compiles for one capability only: neither code nor PTX runs on later ones
 FEATURES: Final = ("interleaved", "statistics", "capped", "masked", "hinted")
 
@@ -51,9 +51,9 @@ def write_pack(folder: pathlib.Path, compiled: Iterable[CompiledImage]) -> int:
         if each.capability == lowest < FIRST_EXACT and has_ptx(each.image):
             entries.append(image_entry(folder, each, each.ptx.encode() + b"\0", "ptx", number))
     manifest = {
-        "format": FORMAT,
+        "format": PACK_FORMAT,
         "triton": triton.__version__,
-        "sources": source_hash(),
+        "sources": kernel_source_hash(),
         "parameter_lists": lists,
         "images": entries,
     }
@@ -101,11 +101,3 @@ def image_entry(folder: pathlib.Path, each: CompiledImage, content: bytes, form:
         "constants": image.constants(each.capability),
         "parameters": parameter_list,
     }
-
-
-def source_hash() -> str:
-    """Hash of the kernels' sources: a pack of other sources is stale."""
-    digest = hashlib.sha256()
-    for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n"))
-    return digest.hexdigest()
