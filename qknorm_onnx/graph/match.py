@@ -97,20 +97,35 @@ class Norm:
 
 
 @dataclasses.dataclass(frozen=True)
+class RowLengths:
+    """How many keys each row of the batch has after the call, as GroupQueryAttention is told.
+
+    `last` (B) is the position of the newest key, `total` () the number of keys of the longest row. Past keys lie at the
+    front of a tensor that the caller lets grow to `total` keys, or of a buffer with room for more: at run time, sizes tell
+    which. `is_buffer`: the file says so, as past and present have one size.
+    """
+
+    last: ir.Value
+    total: ir.Value
+    is_buffer: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Table:
     """cos or sin: one column for each rotated value or pair, out of one or several values of the graph.
 
     `parts` lists (value, columns of its last axis); `layout` names the axes of the values, the last one is "W".
     `roots` are the values that a proof must start from where columns are equal only because of how they were computed.
     With `positions`, the values have one row per position (N, W), and the table is their rows at `positions`, whose axes
-    `layout` then names. `prefix` tokens in front of the table's first row are not rotated.
+    `layout` then names; as `RowLengths` they are those of the new tokens behind each row's past keys. `prefix` tokens in
+    front of the table's first row are not rotated.
     """
 
     parts: tuple[tuple[ir.Value, tuple[int, ...]], ...]
     layout: Layout
     negated: bool = False
     roots: tuple[ir.Value, ...] = ()
-    positions: ir.Value | None = None
+    positions: ir.Value | RowLengths | None = None
     prefix: int = 0
 
     @property
@@ -221,7 +236,9 @@ class Bias:
 class Core:
     """softmax(scale * q.k + bias) v, as it stands in the graph: the operands still with norm, rotary and repeats in front.
 
-    `refusal` says why this core cannot be rewritten, if it is QK-Norm attention at all.
+    `query_steps` and `key_steps` are what the operator itself does to q and k, nearest to the softmax first. `lengths` says
+    where the new keys of each row go in the cache. `refusal` says why this core cannot be rewritten, if it is QK-Norm
+    attention at all.
     """
 
     node: ir.Node
@@ -234,11 +251,15 @@ class Core:
     softcap: float = 0.0
     logit_clamp: float = 0.0
     is_causal: bool = False
+    left_window_size: int = -1
     biases: tuple[Bias, ...] = ()
     sink: Parameter | None = None
+    query_steps: tuple[Fragment, ...] = ()
+    key_steps: tuple[Fragment, ...] = ()
     past: tuple[ir.Value, ir.Value] | None = None
     presents: tuple[ir.Value, ir.Value] | None = None
-    refusal: str = ""
+    lengths: RowLengths | None = None
+    refusal: Declined | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,6 +308,7 @@ class QKNormMatch:
 
     With `prepared_apart`, q and k are prepared by a `QKNormRotary` node each and `spec` is that of the bare core.
     `value` is None where the values are the prepared keys themselves. `caches` are the key's and the value's, both or none.
+    The core's `lengths` say where new keys go; without them they follow the past.
     """
 
     name: str

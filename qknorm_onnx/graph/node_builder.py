@@ -27,7 +27,7 @@ class NodeBuilder:
     def constant(self, array: Array, label: str) -> ir.Value:
         """An initializer."""
         name = self.name(label)
-        tensor = ir.tensor(np.ascontiguousarray(array), name=name)
+        tensor = ir.tensor(np.ascontiguousarray(array).reshape(array.shape), name=name)  # NumPy makes a scalar a vector here
         value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
         self.initializers.append(value)
         return value

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match import Array, Bias, Dim, Factor, Gain, Layout, Parameter, Preparation, Table
+from qknorm_onnx.graph.match import Array, Bias, Dim, Factor, Gain, Layout, Parameter, Preparation, RowLengths, Table
 from qknorm_onnx.graph.node_builder import NodeBuilder
 from qknorm_onnx.graph.recognise.constants import constant
 
@@ -86,6 +86,7 @@ def combined_bias(builder: NodeBuilder, biases: Sequence[Bias], query: ir.Value)
 
 def rotary_table(builder: NodeBuilder, table: Table, *, identity: float) -> ir.Value:
     """cos or sin as (S, W), (B, S, W) or (B, H, S, W); `identity` is its value where nothing is rotated."""
+    assert not isinstance(table.positions, RowLengths), "positions are computed before the tables are built"
     rows = [(_rows(builder, builder.in_graph(value), table.positions), columns) for value, columns in table.parts]
     parts = [_columns(builder, value, columns) for value, columns in rows]
     value = parts[0]

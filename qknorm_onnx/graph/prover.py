@@ -15,11 +15,13 @@ class Proof:
     """Outcome of running the old and the new subgraph on the same inputs.
 
     `max_difference` is max|new - old| / max|old| over the outputs and cases; `reason` is a sentence, empty when proven.
+    `note` says what is unusual about a proof: it was made in float32, or with an operator written out.
     """
 
     verdict: Verdict
     max_difference: float = 0.0
     reason: str = ""
+    note: str = ""
 
 
 class Prover(Protocol):

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match import CacheAppend, Dim, Located, Preparation, QKNormMatch, Table
+from qknorm_onnx.graph.match import Dim, Located, Preparation, QKNormMatch, Table
 from qknorm_onnx.graph.node_builder import NodeBuilder
 from qknorm_onnx.graph.parameters import (
     bias_parameter,
@@ -21,6 +21,7 @@ from qknorm_onnx.graph.parameters import (
 from qknorm_onnx.graph.qk_norm_node import AttentionInputs, RotaryInputs, make_attention_node, make_rotary_node
 from qknorm_onnx.graph.recognise.lookalikes import PROJECTIONS
 from qknorm_onnx.graph.recognise.output import output_of
+from qknorm_onnx.graph.row_lengths import build_row_cache, pasts_with_room, with_positions
 from qknorm_onnx.spec.qk_norm_spec import QKNormSpec
 from qknorm_onnx.spec.signature import DOMAIN
 
@@ -44,11 +45,15 @@ def build_replacement(match: QKNormMatch) -> Replacement:
     result = output_of(match.core.output)
     builder = NodeBuilder(f"{match.core.output.value.name}/qk_norm")
     query, key = (_joined(builder, side) for side in (match.query, match.key))
+    rows = build_row_cache(builder, match.core.lengths, query) if match.core.lengths is not None else None
+    match = with_positions(match, rows.positions) if rows is not None else match
     value = heads_merged(builder, match.value) if match.value is not None else None
     if match.prepared_apart:
         query, key = _prepared(builder, match.query, query), _prepared(builder, match.key, key)
     value = key if value is None else value
     inputs = _attention_inputs(builder, match, query, key, value)
+    if rows is not None and match.caches is not None:
+        inputs = dataclasses.replace(inputs, cache_length=rows.cache_length)
     node = make_attention_node(match.spec, inputs, name=match.name, num_outputs=3 if match.caches else 1)
     builder.add(node)
     outputs = [(result.value, _as_output(builder, node.outputs[0], result))]
@@ -135,7 +140,7 @@ def _attention_inputs(
     apart = match.prepared_apart
     leading = match.query if match.query.rotary is not None else match.key
     tables = (None, None) if apart else _tables(builder, leading)
-    past: tuple[CacheAppend | None, CacheAppend | None] = match.caches or (None, None)
+    past_key, past_value = _pasts(builder, match)
     return AttentionInputs(
         query=query,
         key=key,
@@ -149,9 +154,17 @@ def _attention_inputs(
         sin=tables[1],
         attention_bias=combined_bias(builder, match.visibility.biases, query),
         head_sink=head_vector(builder, match.core.sink) if match.core.sink is not None else None,
-        past_key=past[0].past.value if past[0] is not None else None,
-        past_value=past[1].past.value if past[1] is not None else None,
+        past_key=past_key,
+        past_value=past_value,
     )
+
+
+def _pasts(builder: NodeBuilder, match: QKNormMatch) -> tuple[ir.Value | None, ir.Value | None]:
+    if match.caches is None:
+        return None, None
+    if match.core.lengths is not None:
+        return pasts_with_room(builder, match.caches, match.core.lengths)
+    return match.caches[0].past.value, match.caches[1].past.value
 
 
 def _as_output(builder: NodeBuilder, y: ir.Value, result: Located) -> ir.Value:

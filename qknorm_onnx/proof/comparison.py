@@ -45,6 +45,30 @@ class Comparison:
                 return f"output {index} {reason} ({case.what})"
         return ""
 
+    def in_float32(self, case: RegionCase, old: Side, new: Side, exact: Side) -> str:
+        """Why `new` is not `old`, which only runs in float32; `exact` is the new subgraph in float64."""
+        try:
+            wanted = old.run(case.inputs)
+        except CannotRunError:
+            return ""
+        try:
+            given, narrow = exact.run(case.inputs), new.run(case.inputs)
+        except CannotRunError as error:
+            return f"the new subgraph does not run where the old one does ({case.what}): {error}"
+        random = np.random.default_rng(self.seed)
+        weights, inputs = exact.moved_weights(random), exact.moved_inputs(case.inputs, random)
+        moved = exact.run(inputs, weights=weights)
+        for index, (a, b) in enumerate(zip(wanted, given, strict=True)):
+            a, b, c, d = (_written(array, case) for array in (a, b, narrow[index], moved[index]))
+            finite = np.isfinite(b) & np.isfinite(c) & np.isfinite(d) if is_float(b.dtype) else None
+            allowed = FLOOR
+            if finite is not None:
+                allowed += FOLDED_CONSTANTS * _error(d, b, finite) + 2 * _error(c, b, finite)
+            reason = self._compare(a, b, allowed, may_be_undefined=case.may_be_undefined)
+            if reason:
+                return f"output {index} {reason} ({case.what})"
+        return ""
+
     def in_own_type(self, case: RegionCase, exact: Side, old: Side, new: Side) -> str:
         """Why `new` is worse than `old` in a half-precision type, judged by the old subgraph in float64."""
         try:
@@ -59,6 +83,7 @@ class Comparison:
             if not is_float(r.dtype) or not r.size:
                 continue
             unit = float(ml_dtypes.finfo(_half_type(case)).eps)  # type: ignore[no-untyped-call]
+            r, a, b = (_written(array, case) for array in (r, a, b))
             usable = np.isfinite(r) & np.isfinite(a.astype(np.float64))
             old_error, new_error = _error(a, r, usable), _error(b, r, usable)
             if not new_error <= 2 * old_error + 4 * unit:  # also where it is NaN
@@ -94,7 +119,14 @@ class Comparison:
         self.max_difference = max(self.max_difference, difference)
         if difference <= allowed:
             return ""
-        return f"differs by {difference:.2g} of its largest value; constants rounded to float32 explain {allowed:.2g}"
+        return f"differs by {difference:.2g} of its largest value; rounding to float32 explains {allowed:.2g}"
+
+
+def _written(array: Tensor, case: RegionCase) -> Tensor:
+    """The numbers that mean something: of a cache (batch, heads, positions, values), the entries that hold keys."""
+    if case.keys is None or array.ndim != 4:
+        return array
+    return np.concatenate([row[:, :count].reshape(-1) for row, count in zip(array, case.keys, strict=True)])
 
 
 def _error(y: Tensor, truth: Tensor, where: npt.NDArray[np.bool_]) -> float:

@@ -39,12 +39,14 @@ class RegionCase:
     """Inputs by name, and in words what is special about them.
 
     `may_be_undefined`: a row is all zero, or a mask may leave it without a key. Some spellings divide by zero there, the
-    operator gives zeros.
+    operator gives zeros. `keys`: so many entries of each row of a cache (batch, heads, positions, values) hold keys
+    afterwards, the others hold anything.
     """
 
     what: str
     inputs: dict[str, Tensor]
     may_be_undefined: bool = False
+    keys: Tensor | None = None
 
 
 def region_cases(
@@ -59,8 +61,9 @@ def region_cases(
     for sizes, kinds_of_size in zip(table.assignments(relation), kinds, strict=True):
         for kind in kinds_of_size:
             try:
+                shapes = {str(value.name): table.shape(str(value.name), sizes) for value in inputs}
                 values = {
-                    str(value.name): _values(value, table.shape(str(value.name), sizes), kind, random, half) for value in inputs
+                    str(value.name): random_values(value, shapes[str(value.name)], kind, random, half=half) for value in inputs
                 }
             except ValueError:
                 continue
@@ -69,14 +72,17 @@ def region_cases(
             yield RegionCase(what=f"{kind}; {named or 'static sizes'}", inputs=values, may_be_undefined=undefined)
 
 
-def _values(value: ir.Value, shape: tuple[int, ...], kind: Kind, random: np.random.Generator, half: bool) -> Tensor:
+def random_values(
+    value: ir.Value, shape: tuple[int, ...], kind: Kind, random: np.random.Generator, *, half: bool = False
+) -> Tensor:
+    """An array of the type of `value`."""
     if value.dtype == ir.DataType.BOOL:
         return _mask(shape, kind, random)
     if value.dtype in FLOAT_TYPES:
         array = random.standard_normal(shape)
         if kind in _MAGNITUDES and len(shape) >= 3:
             array = array * _magnitudes(shape[:-1], _HALF_MAGNITUDES if half else _MAGNITUDES[kind], random)[..., None]
-        if kind == "tiny rows" and len(shape) >= 3:
+        if kind == "tiny rows" and len(shape) >= 3 and array.size:
             array[..., -1, :] = 0
         return array.astype(value.dtype.numpy())  # so that every arithmetic sees the same numbers
     assert value.dtype is not None, "inputs without a type are refused before"

@@ -7,6 +7,10 @@ the subgraph (a temperature of 100 makes a hundredfold of them), so it is measur
 float constant moved by 2^-23 of itself, up or down at random. Four times what that changes, plus 1e-6 of the output's
 largest value, is put down to folding; real mistakes (another epsilon, order, window, head) are larger by orders.
 
+Operators of onnxruntime have no float64 kernels. A subgraph with one of them runs in float32, and is compared with the new one
+in float64. A float32 evaluation may be off by what moving its inputs and constants by a few roundings does to the result,
+which is measured as above, and by as much again as the new subgraph is off in float32; four and two times that is allowed.
+
 float16 and bfloat16 subgraphs are run in their own type besides: against the old one in float64, the new one's error is at
 most twice the old one's plus four units of the type, and it is finite wherever the old one is.
 """
@@ -14,19 +18,40 @@ most twice the old one's plus four units of the type, and it is finite wherever 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import onnx_ir as ir
 
 from qknorm_onnx.graph.prover import Proof
+from qknorm_onnx.graph.recognise.constants import MICROSOFT_DOMAIN
 from qknorm_onnx.proof.comparison import Comparison
+from qknorm_onnx.proof.opened_norms import has_norms_inside, with_norms_in_front
 from qknorm_onnx.proof.region_inputs import RegionCase, region_cases
 from qknorm_onnx.proof.region_sizes import Relation, SymbolTable
+from qknorm_onnx.proof.row_lengths import RowLengths, length_cases, row_lengths
 from qknorm_onnx.proof.subgraph_side import Side, SideMaker
 from qknorm_onnx.runtime.runner import CannotRunError
 
 _HALF_TYPES: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_UNDEFINED: Final = "nothing was compared: the outputs are empty or not finite in every case"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CaseSource:
+    """What the inputs of a region are made from, anew for each arithmetic."""
+
+    inputs: Sequence[ir.Value]
+    table: SymbolTable
+    relation: Relation | None
+    lengths: RowLengths | None
+    seed: int
+
+    def cases(self, *, half: bool = False) -> Iterator[RegionCase]:
+        """The cases in order; with `half`, of sizes that half precision holds."""
+        if self.lengths is not None:
+            return length_cases(self.lengths, self.inputs, self.table, seed=self.seed, half=half)
+        return region_cases(self.inputs, self.table, self.relation, seed=self.seed, half=half)
 
 
 class RegionProver:
@@ -43,28 +68,58 @@ class RegionProver:
             return Proof(verdict="refused", max_difference=float("inf"), reason=mismatch)
         try:
             old_side, new_side = self._sides.make(old, "float64"), self._sides.make(new, "float64")
-            table = SymbolTable(old.graph.inputs)
-            relation = self._runnable_relation(old.graph.inputs, old_side, table)
+            source = self._case_source(old, old_side)
         except CannotRunError as error:
-            return Proof(verdict="unverified", reason=f"it cannot be run in float64: {error}")
+            if not any(node.domain == MICROSOFT_DOMAIN for node in old.graph):
+                return Proof(verdict="unverified", reason=f"it cannot be run in float64: {error}")
+            return self._prove_in_float32(old, new)
         comparison = Comparison(seed=self._seed)
-        for case in region_cases(old.graph.inputs, table, relation, seed=self._seed):
-            reason = comparison.in_float64(case, old_side, new_side)
-            if reason:
-                return Proof(verdict="refused", max_difference=comparison.max_difference, reason=reason)
-        if not comparison.compared:
-            return Proof(verdict="refused", reason="nothing was compared: the outputs are empty or not finite in every case")
-        proven = Proof(verdict="proven", max_difference=comparison.max_difference)
-        if not any(value.dtype in _HALF_TYPES for value in old.graph.inputs):
-            return proven
-        cases = region_cases(old.graph.inputs, table, relation, seed=self._seed, half=True)
+        proof = _verdict(comparison, (comparison.in_float64(case, old_side, new_side) for case in source.cases()))
+        return self._in_own_type(proof, old, new, exact=old_side, source=source)
+
+    def _prove_in_float32(self, old: ir.Model, new: ir.Model) -> Proof:
+        """As `prove`, for operators that only run in narrower types."""
+        opened = has_norms_inside(old)
+        names = {node.op_type for node in old.graph if node.domain == MICROSOFT_DOMAIN}
+        old = with_norms_in_front(old) if opened else old
+        try:
+            old_side, new_side = self._sides.make(old, "float32"), self._sides.make(new, "float32")
+            exact = self._sides.make(new, "float64")
+            source = self._case_source(old, old_side)
+        except CannotRunError as error:
+            return Proof(verdict="unverified", reason=f"it can be run neither in float64 nor in float32: {error}")
+        comparison = Comparison(seed=self._seed)
+        reasons = (comparison.in_float32(case, old_side, new_side, exact) for case in source.cases())
+        proof = _verdict(comparison, reasons)
+        note = f"proven in float32: no float64 kernel for {', '.join(sorted(names))}"
+        if opened:
+            note += ", whose norms the CPU provider lacks: they are taken as documented"
+        return self._in_own_type(dataclasses.replace(proof, note=note), old, new, exact=exact, source=source)
+
+    def _in_own_type(self, proof: Proof, old: ir.Model, new: ir.Model, *, exact: Side, source: CaseSource) -> Proof:
+        """`proof`, refused if in half precision `new` is worse than `old`."""
+        if proof.verdict != "proven" or not any(value.dtype in _HALF_TYPES for value in old.graph.inputs):
+            return proof
         try:
             old_half, new_half = self._sides.make(old, "own type"), self._sides.make(new, "own type")
         except CannotRunError as error:
-            return dataclasses.replace(proven, verdict="unverified", reason=f"equal in float64, not run in its type: {error}")
-        reasons = (comparison.in_own_type(case, old_side, old_half, new_half) for case in cases)
+            reason = f"equal in a wider type, not run in its own: {error}"
+            return dataclasses.replace(proof, verdict="unverified", reason=reason)
+        comparison = Comparison(seed=self._seed)
+        reasons = (comparison.in_own_type(case, exact, old_half, new_half) for case in source.cases(half=True))
         worse = next((reason for reason in reasons if reason), "")
-        return dataclasses.replace(proven, verdict="refused", reason=worse) if worse else proven
+        return dataclasses.replace(proof, verdict="refused", reason=worse) if worse else proof
+
+    def _case_source(self, old: ir.Model, side: Side) -> CaseSource:
+        """What cases are made from. Raises CannotRunError where the old subgraph refuses all sizes."""
+        table, lengths = SymbolTable(old.graph.inputs), row_lengths(old)
+        relation = None if lengths is not None else self._runnable_relation(old.graph.inputs, side, table)
+        source = CaseSource(inputs=old.graph.inputs, table=table, relation=relation, lengths=lengths, seed=self._seed)
+        if lengths is not None:
+            refusals = [_refusal(side, case) for case in source.cases()]
+            if None not in refusals:
+                raise next((error for error in refusals if error), None) or CannotRunError("no lengths fit its dimensions")
+        return source
 
     def _runnable_relation(self, inputs: Sequence[ir.Value], side: Side, table: SymbolTable) -> Relation | None:
         """What must hold between the symbols so that the old subgraph runs. Raises CannotRunError where nothing helps."""
@@ -78,6 +133,14 @@ class RegionProver:
                 return relation
             first = first or error
         raise first or CannotRunError("no sizes fit its symbolic dimensions")
+
+
+def _verdict(comparison: Comparison, reasons: Iterable[str]) -> Proof:
+    """Proven where no case gives a reason against it, and at least one number was compared."""
+    reason = next((reason for reason in reasons if reason), "")
+    if not reason and not comparison.compared:
+        reason = _UNDEFINED
+    return Proof(verdict="refused" if reason else "proven", max_difference=comparison.max_difference, reason=reason)
 
 
 def _refusal(side: Side, case: RegionCase) -> CannotRunError | None:

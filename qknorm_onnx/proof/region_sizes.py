@@ -43,10 +43,10 @@ class SymbolTable:
         self.batch = leading - set(inner)
         self.symbols = (*inner, *sorted(self.batch))
 
-    def shape(self, name: str, sizes: Sizes) -> tuple[int, ...]:
-        """The shape of an input. Raises ValueError where a dimension comes out below 1."""
+    def shape(self, name: str, sizes: Sizes, *, may_be_empty: bool = False) -> tuple[int, ...]:
+        """The shape of an input. Raises ValueError where a dimension comes out below 1 (below 0 if it `may_be_empty`)."""
         shape = tuple(_size(dim, sizes) for dim in self._shapes[name])
-        if any(size < 1 for size in shape):
+        if any(size < (0 if may_be_empty else 1) for size in shape):
             raise ValueError(f"{name} would have shape {shape}")
         return shape
 

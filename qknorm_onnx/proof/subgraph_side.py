@@ -13,11 +13,11 @@ import onnx_ir as ir
 from qknorm_onnx.proof.structure import structure_of
 from qknorm_onnx.runtime.emulation import emulate_flattened
 from qknorm_onnx.runtime.float64_twin import raise_flattened
-from qknorm_onnx.runtime.runner import Runner, run_prepared
+from qknorm_onnx.runtime.runner import Runner, is_float, run_prepared
 from qknorm_onnx.runtime.value_types import flattened
 
 Tensor = npt.NDArray[Any]
-Arithmetic = Literal["float64", "own type"]
+Arithmetic = Literal["float64", "float32", "own type"]
 
 # Twice the most that storing a constant as float32 changes it by.
 CONSTANT_ULP: Final = 2.0**-23
@@ -39,7 +39,15 @@ class Side:
 
     def moved_weights(self, random: np.random.Generator) -> list[Tensor]:
         """The weights, each value moved up or down by `CONSTANT_ULP` of itself."""
-        return [w.astype(np.float64) * (1 + CONSTANT_ULP * random.choice([-1.0, 1.0], w.shape)) for w in self.weights]
+        return [_moved(weight, random) for weight in self.weights]
+
+    def moved_inputs(self, inputs: Mapping[str, Tensor], random: np.random.Generator) -> dict[str, Tensor]:
+        """The inputs, each float moved as the weights are."""
+        return {name: _moved(array, random) if is_float(array.dtype) else array for name, array in inputs.items()}
+
+
+def _moved(array: Tensor, random: np.random.Generator) -> Tensor:
+    return array.astype(np.float64) * (1 + CONSTANT_ULP * random.choice([-1.0, 1.0], array.shape))
 
 
 class SideMaker:
@@ -49,7 +57,11 @@ class SideMaker:
         self._runners: dict[Hashable, Runner] = {}
 
     def make(self, model: ir.Model, arithmetic: Arithmetic) -> Side:
-        """`model` in float64, or in its own type (bfloat16 emulated). Raises CannotRunError where no runtime can."""
+        """`model` in float64, in float32 (what is wider stays so) or in its own type (bfloat16 emulated).
+
+        Raises:
+            CannotRunError: no runtime can.
+        """
         flat = flattened(model)
         structure = structure_of(flat)
         weights = tuple(value.const_value.numpy() for value in structure.weights if value.const_value is not None)
@@ -65,8 +77,8 @@ def _runner(flat: ir.Model, weights: Sequence[ir.Value], arithmetic: Arithmetic)
         del flat.graph.initializers[str(value.name)]
         value.const_value = None
         flat.graph.inputs.append(value)
-    if arithmetic == "float64":
-        raise_flattened(flat)
+    if arithmetic != "own type":
+        raise_flattened(flat, to=ir.DataType.DOUBLE if arithmetic == "float64" else ir.DataType.FLOAT)
     elif any(value.dtype == ir.DataType.BFLOAT16 for value in flat.graph.inputs):
         emulate_flattened(flat)
     return run_prepared(flat, threads=1)

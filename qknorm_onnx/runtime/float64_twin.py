@@ -1,4 +1,4 @@
-"""A model with every float raised to float64: the same computation without the rounding of a narrow type."""
+"""A model with every float raised to float64 (or float32): the same computation without the rounding of a narrow type."""
 
 from __future__ import annotations
 
@@ -24,40 +24,41 @@ def raise_to_float64(model: ir.Model) -> ir.Model:
     return raised
 
 
-def raise_flattened(raised: ir.Model) -> None:
-    """`raise_to_float64` in place, for a model that `flattened` made."""
+def raise_flattened(raised: ir.Model, *, to: ir.DataType = ir.DataType.DOUBLE) -> None:
+    """`raise_to_float64` in place, for a model that `flattened` made; with `to` FLOAT, half precision becomes float32."""
     opset = raised.opset_imports.get("", 1)
+    narrow = _NARROW - {to}
     for graph in graphs_of(raised.graph):
         for value in (*graph.inputs, *graph.initializers.values()):
-            _raise_value(value)
+            _raise_value(value, narrow, to)
         for node in list(graph):
-            _raise_node(node, opset)
+            _raise_node(node, opset, narrow, to)
 
 
-def _raise_value(value: ir.Value) -> None:
-    if value.dtype in _NARROW:
-        value.type = ir.TensorType(ir.DataType.DOUBLE)
-    if value.const_value is not None and value.const_value.dtype in _NARROW:
-        value.const_value = converted_tensor(value.const_value, ir.DataType.DOUBLE)
+def _raise_value(value: ir.Value, narrow: frozenset[ir.DataType], to: ir.DataType) -> None:
+    if value.dtype in narrow:
+        value.type = ir.TensorType(to)
+    if value.const_value is not None and value.const_value.dtype in narrow:
+        value.const_value = converted_tensor(value.const_value, to)
 
 
-def _raise_node(node: ir.Node, opset: int) -> None:
+def _raise_node(node: ir.Node, opset: int, narrow: frozenset[ir.DataType], to: ir.DataType) -> None:
     for name, attribute in list(node.attributes.items()):
         is_type = name in TYPE_ATTRIBUTES and node.op_type != "BitCast" and attribute.type == ir.AttributeType.INT
-        if is_type and attribute.as_int() in _NARROW:
-            node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.DOUBLE))
-        elif attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in _NARROW:
-            node.attributes[name] = ir.AttrTensor(name, converted_tensor(attribute.as_tensor(), ir.DataType.DOUBLE))
+        if is_type and attribute.as_int() in narrow:
+            node.attributes[name] = ir.AttrInt64(name, int(to))
+        elif attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in narrow:
+            node.attributes[name] = ir.AttrTensor(name, converted_tensor(attribute.as_tensor(), to))
     schema = schema_of(node, opset)
     for index, value in enumerate(node.inputs):
-        if value is not None and value.dtype == ir.DataType.DOUBLE and not port_allows(schema, "inputs", index, value.dtype):
+        if value is not None and value.dtype == to and not port_allows(schema, "inputs", index, to):
             node.replace_input_with(index, cast_before(node, value, ir.DataType.FLOAT))
     for index, output in enumerate(node.outputs):
-        if output.dtype not in _NARROW:
+        if output.dtype not in narrow:
             continue
-        output.type = ir.TensorType(ir.DataType.DOUBLE)
-        if not port_allows(schema, "outputs", index, ir.DataType.DOUBLE):
-            replace_by_chain(node, index, narrow=ir.DataType.FLOAT, dtypes=(ir.DataType.DOUBLE,))
+        output.type = ir.TensorType(to)
+        if not port_allows(schema, "outputs", index, to):
+            replace_by_chain(node, index, narrow=ir.DataType.FLOAT, dtypes=(to,))
 
 
 def converted_tensor(

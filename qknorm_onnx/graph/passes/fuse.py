@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Final
 
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -26,6 +27,11 @@ from qknorm_onnx.graph.replacement import Replacement, build_replacement
 from qknorm_onnx.graph.shape_readers import redirect_shape_readers
 from qknorm_onnx.spec.qk_norm_spec import SpecError
 from qknorm_onnx.spec.signature import DOMAIN, VERSION
+
+COPIED_CACHE: Final = (
+    "the file leaves it open whether its caches grow or are buffers of fixed size, so each past is copied once per call to make "
+    "room for the new keys; where they are buffers, give past and present one name for their length"
+)
 
 
 class FuseQKNormPass(ir.passes.InPlacePass):
@@ -92,9 +98,12 @@ class FuseQKNormPass(ir.passes.InPlacePass):
             self._extend(refused=(refused,))
             return False
         sources = insert(replacement, graph)
-        note = f"unverified: {proof.reason}" if proof.verdict == "unverified" else ""
+        note = f"unverified: {proof.reason}" if proof.verdict == "unverified" else proof.note
         fused = reports.FusedAttention(name=found.name, spec=found.spec, source_nodes=sources, note=note)
         self._extend(fused=(fused,))
+        lengths = found.core.lengths
+        if lengths is not None and found.caches is not None and not lengths.is_buffer and COPIED_CACHE not in self.report.notes:
+            self._extend(notes=(COPIED_CACHE,))
         return True
 
     def _prove(self, replacement: Replacement, model: ir.Model) -> Proof:

@@ -8,7 +8,8 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.match import Bias, Core, Declined, Located
 from qknorm_onnx.graph.recognise.constants import attribute_float, attribute_int, input_of, number, producer, rank_of
-from qknorm_onnx.graph.recognise.contrib_attention import read_group_query_attention, read_multi_head_attention
+from qknorm_onnx.graph.recognise.contrib_attention import read_multi_head_attention
+from qknorm_onnx.graph.recognise.group_query_attention import read_group_query_attention
 from qknorm_onnx.graph.recognise.layout import dims_of
 from qknorm_onnx.graph.recognise.scores import Scores, read_scores
 from qknorm_onnx.graph.recognise.sinks import cuts_last_column

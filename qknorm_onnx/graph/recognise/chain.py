@@ -12,6 +12,7 @@ from qknorm_onnx.graph.match import (
     Chain,
     Declined,
     Factor,
+    Fragment,
     Layout,
     Located,
     Norm,
@@ -41,9 +42,9 @@ class OpenReader:
     closed_by: tuple[type, ...] = ()
 
 
-def read_prepared(start: Located) -> Chain:
-    """The chain of q or k."""
-    return _walk(start, PREPARED_READERS)
+def read_prepared(start: Located, own: tuple[Fragment, ...] = ()) -> Chain:
+    """The chain of q or k. `own` is what the core's operator does to it itself, nearest to the softmax first."""
+    return _walk(start, PREPARED_READERS, tuple(Step(fragment, start) for fragment in own))
 
 
 def read_values(start: Located) -> Chain:
@@ -51,9 +52,8 @@ def read_values(start: Located) -> Chain:
     return _walk(start, VALUE_READERS)
 
 
-def _walk(start: Located, readers: tuple[OpenReader, ...]) -> Chain:
+def _walk(start: Located, readers: tuple[OpenReader, ...], steps: Steps = ()) -> Chain:
     here, path = start, [start]
-    steps: Steps = ()
     for _ in range(MAX_STEPS):
         if here.value.producer() is None or here.value.is_graph_input():
             break

@@ -52,19 +52,3 @@ def _operand(value: ir.Value | None, heads: int) -> Located | None:
     if len(dims) == 4 and dims[1] == heads:
         return Located(value, ("B", "H", "S", "D"), dict(zip("BHSD", dims, strict=True)))
     return None
-
-
-def read_group_query_attention(node: ir.Node) -> Core | Declined | None:
-    """GroupQueryAttention on operands (B, S, H*D); only to tell whether there is QK-Norm in front of it or inside."""
-    if (node.domain, node.op_type) != (MICROSOFT_DOMAIN, "GroupQueryAttention"):
-        return None
-    if input_of(node, 1) is None or any(input_of(node, index) is not None for index in (14, 15)):
-        return Declined("its GroupQueryAttention has packed operands or norms inside", node)
-    heads = [attribute_int(node, name, 0) for name in ("num_heads", "kv_num_heads", "kv_num_heads")]
-    operands = [_operand(input_of(node, index), count) for index, count in enumerate(heads)]
-    if any(operand is None for operand in operands):
-        return Declined("the shapes of the operands of its GroupQueryAttention are unknown", node)
-    query, key, value = (operand for operand in operands if operand is not None)
-    output = Located(node.outputs[0], ("B", "S", "HD"), query.sizes)
-    refusal = "its GroupQueryAttention counts positions by the lengths of a cache that may be a buffer of fixed size"
-    return Core(node=node, query=query, key=key, value=value, output=output, scale=1.0, refusal=refusal)

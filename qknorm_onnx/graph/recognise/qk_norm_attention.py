@@ -34,14 +34,14 @@ from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, R
 def recognise_attention(core: Core, masks: MaskContext) -> Recognition:
     """What the attention around `core` is: a match, plain attention, or QK-Norm attention that cannot be rewritten."""
     name = attention_name(core)
-    chains = read_prepared(core.query), read_prepared(core.key)
+    chains = read_prepared(core.query, core.query_steps), read_prepared(core.key, core.key_steps)
     problem = next((found for chain in chains if (found := _unread_norm(chain)) is not None), None)
     if not any(chain.normalised for chain in chains):
         return problem if problem is not None else Plain(name)
     if problem is not None:
         return problem
-    if core.refusal:
-        return Declined(core.refusal, core.node, "export without a cache, or with one that grows by Concat")
+    if core.refusal is not None:
+        return core.refusal
     values = read_values(core.value)
     shared = _are_prepared_keys(values, chains[1])
     query, key = read_side(chains[0], "query"), read_side(chains[1], "key", keys_as_values=shared)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match import Declined
+from qknorm_onnx.graph.recognise.group_query_attention import normalises_inside
 from qknorm_onnx.graph.recognise.lookalikes import norm_behind
 
 PRODUCTS = frozenset({"MatMul", "Einsum", "Gemm"})
@@ -56,7 +57,7 @@ def unread_attention(softmax: ir.Node) -> Declined | None:
 def normalises_operands(core: ir.Node) -> bool:
     """Whether something like a norm lies between a core's queries or keys and their projections, or they are not found."""
     node = _product_behind(core.inputs[0]) if core.op_type == "Softmax" and core.inputs[0] is not None else core
-    if node is None:
+    if node is None or normalises_inside(node):
         return True
     operands = [operand for operand in node.inputs[:2] if operand is not None]
     return any(norm_behind(operand) is not None for operand in operands)

@@ -10,7 +10,7 @@ from qknorm_onnx.graph.recognise.mask import MaskContext, MaskFragment, recognis
 
 def read_visibility(core: Core, masks: MaskContext, *, cached: bool) -> Visibility:
     """Everything that is added to the logits of `core` or hides keys. `cached`: the queries stand behind past keys."""
-    visibility = Visibility(is_causal=core.is_causal)
+    visibility = Visibility(is_causal=core.is_causal, left_window_size=core.left_window_size)
     for bias in core.biases:
         if bias.windows:
             visibility = dataclasses.replace(visibility, biases=(*visibility.biases, bias))
