@@ -19,7 +19,9 @@ def read_sink_column(node: ir.Node) -> tuple[ir.Value, Parameter] | None:
         return None
     if attribute_int(node, "axis", 0) % 4 != 3:
         return None
-    sinks = before_broadcast(Located(column, ("B", "H", "S", ""), dict(zip("BHS", dims, strict=False))))
+    one_token = dims[2] == 1  # then nothing tells its axis from one that is broadcast
+    layout = ("B", "H", "" if one_token else "S", "")
+    sinks = before_broadcast(Located(column, layout, dict(zip("BHS", dims, strict=False))))
     if any(letters not in ("", "H") for letters in sinks.layout):
         return None
     return scores, Parameter(sinks.value, sinks.layout)
