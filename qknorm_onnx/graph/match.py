@@ -222,7 +222,8 @@ class Bias:
 
     `fill` is what hidden logits are replaced by. `axes`: for each axis of the logits' mask the axis of `value` that lies
     there, None where it does not vary; absent where `value` can be broadcast as it is. `windows`: `value` is (1, W, 1, S, T),
-    one mask for each of the W windows that the batch consists of (B = images * W, windows innermost).
+    one mask for each of the W windows that the batch consists of (B = images * W, windows innermost). `folded`: `value` is
+    (B*H, S, T).
     """
 
     value: ir.Value
@@ -230,6 +231,7 @@ class Bias:
     fill: float | None = None
     axes: tuple[int | None, ...] | None = None
     windows: int = 0
+    folded: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

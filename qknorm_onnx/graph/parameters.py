@@ -70,12 +70,13 @@ def head_vector(builder: NodeBuilder, parameter: Parameter) -> ir.Value:
     return builder.reshape(parameter.value, [-1], [_sizes(parameter).get("H", 1)])
 
 
-def combined_bias(builder: NodeBuilder, biases: Sequence[Bias], query: ir.Value) -> ir.Value | None:
+def combined_bias(builder: NodeBuilder, biases: Sequence[Bias], query: ir.Value, *, heads: int) -> ir.Value | None:
     """All masks as one: boolean if all of them hide keys for good, else a float that is added to the logits."""
     if not biases:
         return None
     dtype = query.dtype
     biases = [_for_each_window(builder, bias, query) if bias.windows else bias for bias in biases]
+    biases = [_for_each_head(builder, bias, query, heads) if bias.folded else bias for bias in biases]
     as_bool = all(bias.value.dtype == ir.DataType.BOOL and bias.fill in (None, float("-inf")) for bias in biases)
     masks = [_visible(builder, bias) if as_bool else _added(builder, bias, dtype) for bias in biases]
     total = masks[0]
@@ -216,6 +217,17 @@ def _for_each_window(builder: NodeBuilder, bias: Bias, query: ir.Value) -> Bias:
     every = builder.apply("Expand", [bias.value, target], dims=[count, windows, 1, rows, columns])
     flat = builder.reshape(every, [-1, 1, *_static(rows, columns)], [shape_of(query)[0], 1, rows, columns])
     return Bias(flat, bias.negated, bias.fill)
+
+
+def _for_each_head(builder: NodeBuilder, bias: Bias, query: ir.Value, heads: int) -> Bias:
+    """A mask (B*H, S, T) as (B, H, S, T)."""
+    _, rows, columns = shape_of(bias.value)
+    bounds = [ir.AttrInt64("start", 1), ir.AttrInt64("end", 3)]
+    inner = builder.apply("Shape", [bias.value], dims=[2], attributes=bounds, dtype=ir.DataType.INT64)
+    outer = builder.integers([-1, heads], "outer")
+    target = builder.apply("Concat", [outer, inner], dims=[4], attributes=[ir.AttrInt64("axis", 0)])
+    value = builder.apply("Reshape", [bias.value, target], dims=[shape_of(query)[0], heads, rows, columns])
+    return Bias(value, bias.negated, bias.fill)
 
 
 def _static(*dims: Dim) -> list[int]:

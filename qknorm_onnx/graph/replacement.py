@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match import Dim, Located, Preparation, QKNormMatch, Table
+from qknorm_onnx.graph.match import PROJECTED, Dim, Located, Preparation, QKNormMatch, Table
 from qknorm_onnx.graph.node_builder import NodeBuilder
 from qknorm_onnx.graph.parameters import (
     bias_parameter,
@@ -152,7 +152,7 @@ def _attention_inputs(
         q_scale=query_factor(builder, match.query.scale),
         cos=tables[0],
         sin=tables[1],
-        attention_bias=combined_bias(builder, match.visibility.biases, query),
+        attention_bias=combined_bias(builder, match.visibility.biases, query, heads=match.spec.attention.q_num_heads),
         head_sink=head_vector(builder, match.core.sink) if match.core.sink is not None else None,
         past_key=past_key,
         past_value=past_value,
@@ -170,7 +170,9 @@ def _pasts(builder: NodeBuilder, match: QKNormMatch) -> tuple[ir.Value | None, i
 def _as_output(builder: NodeBuilder, y: ir.Value, result: Located) -> ir.Value:
     """Y (B, S, Hq*Dv) in the layout and type of the value that it replaces."""
     value = y
-    if result.layout != ("B", "S", "HD"):
+    if sorted(result.layout) == sorted(PROJECTED):
+        value = builder.transpose(value, [PROJECTED.index(letters) for letters in result.layout])
+    else:
         heads, size = _size(result, "H"), _size(result, "D")
         dims = [result.sizes[letter] for letter in "BSHD"]
         value = builder.reshape(value, [0, 0, heads, size], dims)

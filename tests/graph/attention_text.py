@@ -50,6 +50,11 @@ SCORES = """
   scores = MatMul({q}, {k})
   logits = Mul(scores, scale)
 """
+WEIGHED = """
+  o = MatMul(p, v_all)
+  o_t = Transpose<perm=[0, 2, 1, 3]>(o)
+  y = Reshape(o_t, o_dims)
+"""
 NO_MASK = "masked = Identity(logits)\n"
 
 
@@ -66,6 +71,7 @@ class Spelling:
     scores: str = SCORES
     mask: str = NO_MASK
     softmax: str = "p = Softmax<axis=-1>(masked)\n"
+    weighed: str = WEIGHED
     before_split: str = "{y} = Identity({x})\n"
     extra_inputs: str = ""
     extra_outputs: str = ""
@@ -131,12 +137,7 @@ def attention_model(spelling: Spelling) -> ir.Model:
     body += spelling.scores.format(q="q_done", k="k_last", n="s")
     body += spelling.mask.format(x="logits", y="masked", n="m")
     body += spelling.softmax
-    body += """
-  o = MatMul(p, v_all)
-  o_t = Transpose<perm=[0, 2, 1, 3]>(o)
-  o_dims = Concat<axis=0>(batch1, seq1, minus1)
-  y = Reshape(o_t, o_dims)
-"""
+    body += "  o_dims = Concat<axis=0>(batch1, seq1, minus1)\n" + spelling.weighed
     body += spelling.tail
     inputs = f"{t}[batch,seq,48] q_in, {t}[batch,seq,16] k_in, {t}[batch,seq,16] v_in, {t}[seq,4] angles"
     inputs += spelling.extra_inputs

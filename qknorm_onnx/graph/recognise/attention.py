@@ -11,6 +11,7 @@ from qknorm_onnx.graph.recognise.constants import attribute_float, attribute_int
 from qknorm_onnx.graph.recognise.contrib_attention import read_multi_head_attention
 from qknorm_onnx.graph.recognise.group_query_attention import read_group_query_attention
 from qknorm_onnx.graph.recognise.layout import dims_of
+from qknorm_onnx.graph.recognise.products import folds_only, read_score_product, read_value_product
 from qknorm_onnx.graph.recognise.scores import Scores, read_scores
 from qknorm_onnx.graph.recognise.sinks import cuts_last_column
 
@@ -39,37 +40,26 @@ def read_softmax(node: ir.Node) -> Core | Declined | None:
         return None
     if isinstance(product, Declined) or isinstance(scores, Declined):
         return product if isinstance(product, Declined) else scores  # type: ignore[return-value]
-    weighing, cut = product
+    weighing, probabilities, cut = product
     if cut != (scores.sink is not None):
         return Declined("its softmax has a column more or less than its values", node)
-    return _softmax_core(node, scores, weighing)
+    return _softmax_core(node, scores, weighing, probabilities)
 
 
-def _softmax_core(node: ir.Node, scores: Scores, product: ir.Node) -> Core | Declined:
-    query, key_transposed, value = scores.product.inputs[0], scores.product.inputs[1], product.inputs[1]
-    if query is None or key_transposed is None or value is None:
-        return Declined("one of its matrix products lacks an operand", product)
-    shapes = [dims_of(item) for item in (query, key_transposed, value)]
-    if any(shape is None for shape in shapes):
-        return Declined("the shapes of its operands are unknown", scores.product, "run shape inference first")
-    if any(shape is None or len(shape) != 4 for shape in shapes):
-        return Declined("its operands do not have four axes (batch, heads, positions, values)", scores.product)
-    q_dims, k_dims, v_dims = (shape for shape in shapes if shape is not None)
-    head_size = q_dims[3] if isinstance(q_dims[3], int) else k_dims[2]
-    if not isinstance(head_size, int) or not isinstance(q_dims[1], int):
-        return Declined(
-            "the axis of its dot products has no fixed size, as in attention between channels",
-            scores.product,
-        )
-    sizes = dict(zip("BHSD", q_dims, strict=True)) | {"D": head_size}
-    k_sizes = {"B": q_dims[0], "H": q_dims[1], "S": k_dims[3], "D": head_size}
-    v_sizes = {"B": q_dims[0], "H": q_dims[1], "S": v_dims[2], "D": v_dims[3]}
+def _softmax_core(node: ir.Node, scores: Scores, product: ir.Node, probabilities: ir.Value) -> Core | Declined:
+    operands = read_score_product(scores.product)
+    if isinstance(operands, Declined):
+        return operands
+    weighed = read_value_product(product, probabilities, operands)
+    if isinstance(weighed, Declined):
+        return weighed
+    value, output = weighed
     return Core(
         node=node,
-        query=Located(query, ("B", "H", "S", "D"), sizes),
-        key=Located(key_transposed, ("B", "H", "D", "S"), k_sizes),
-        value=Located(value, ("B", "H", "S", "D"), v_sizes),
-        output=Located(product.outputs[0], ("B", "H", "S", "D"), sizes | {"D": v_dims[3]}),
+        query=operands.query,
+        key=operands.key,
+        value=value,
+        output=output,
         scale=scores.scale,
         factors=scores.factors,
         softcap=scores.softcap,
@@ -79,26 +69,38 @@ def _softmax_core(node: ir.Node, scores: Scores, product: ir.Node) -> Core | Dec
     )
 
 
-def _value_product(probabilities: ir.Value) -> tuple[ir.Node, bool] | Declined | None:
-    """The MatMul that weighs the values, behind casts and the guard against NaN rows, and whether a column was cut off."""
+def _value_product(probabilities: ir.Value) -> tuple[ir.Node, ir.Value, bool] | Declined | None:
+    """The product that weighs the values, the probabilities that it reads, and whether a column was cut off before.
+
+    Casts and the guard against NaN rows may lie in between.
+    """
     cut = False
     for _ in range(MAX_STEPS):
         consumers = [usage.node for usage in probabilities.uses() if usage.node.op_type != "Shape"]
-        products = [node for node in consumers if node.op_type == "MatMul" and node.inputs[0] is probabilities]
+        products = [node for node in consumers if _weighs(node, probabilities)]
         results = products or [node for node in consumers if node.op_type != "IsNaN"]
         if products and (len(consumers) > 1 or probabilities.is_graph_output()):
-            return Declined("its attention probabilities are used elsewhere too", products[0])
+            return Declined("its attention probabilities are used elsewhere too", products[0], PROBABILITIES_HINT)
         if products:
-            return products[0], cut
+            return products[0], probabilities, cut
         if len(results) != 1 or probabilities.is_graph_output():
             return None
         result = results[0]
         if result.op_type == "Slice" and cuts_last_column(result):
             cut = True
-        elif result.op_type not in PROBABILITY_OPERATORS or not _is_guard(result, probabilities):
+        elif not folds_only(result) and (result.op_type not in PROBABILITY_OPERATORS or not _is_guard(result, probabilities)):
             return None
         probabilities = result.outputs[0]
     return None
+
+
+PROBABILITIES_HINT = "export without returning the attention probabilities (output_attentions=False)"
+
+
+def _weighs(node: ir.Node, probabilities: ir.Value) -> bool:
+    if node.op_type == "Einsum":
+        return len(node.inputs) == 2
+    return node.op_type == "MatMul" and node.inputs[0] is probabilities
 
 
 def _is_guard(node: ir.Node, probabilities: ir.Value) -> bool:

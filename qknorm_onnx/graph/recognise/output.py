@@ -11,7 +11,10 @@ MAX_STEPS = 8
 
 
 def output_of(output: Located) -> Located:
-    """The attention's output as (B, S, Hq*Dv), if the graph merges the heads anywhere, else the core's own output."""
+    """The attention's output as (B, S, Hq*Dv), if the graph merges the heads anywhere, else the core's own output.
+
+    Where the core's output has batch and heads in one axis, it is the first value behind it that has not.
+    """
     here = output
     for _ in range(MAX_STEPS):
         if here.layout == PROJECTED:
@@ -23,6 +26,8 @@ def output_of(output: Located) -> Located:
         if after is None:
             break
         here = after
+        if any(letters == "BH" for letters in output.layout):
+            output = here
     return here if here.layout == PROJECTED else output
 
 

@@ -85,6 +85,11 @@ def _unfit(source: Located) -> Declined | None:
         return Declined("the number or the size of its heads is not fixed", source.value.producer())
     if any(len(letters) > 1 and any(letter.isdigit() for letter in letters) for letters in source.layout):
         return Declined("it takes its heads out of an axis that was merged with others", source.value.producer())
+    if "BH" in source.layout:
+        reason = "its batch and its heads are one axis already where it is projected"
+        return Declined(
+            reason, source.value.producer(), "project to (batch, positions, heads * values), and split the heads there"
+        )
     return None
 
 
@@ -140,7 +145,10 @@ def _relevant(chain: Chain) -> tuple[Step, ...]:
 
 
 def projected(chain: Chain, steps: Sequence[Step]) -> Located:
-    """What the steps are applied to, taken as far back as only layout operators lie between, if it is (B, S, H*D) there."""
+    """What the steps are applied to, taken as far back as only layout operators lie between, if it is (B, S, H*D) there.
+
+    Where batch and heads are one axis, it is taken from before they were merged.
+    """
     source = steps[-1].source if steps else chain.start
     begin = next(index for index, item in enumerate(chain.path) if item is source)
     others = {id(step.source) for step in chain.steps[len(steps) :]}
@@ -148,7 +156,7 @@ def projected(chain: Chain, steps: Sequence[Step]) -> Located:
     for item in chain.path[begin:]:
         if id(item) in others:
             break
-        if item.layout == PROJECTED:
+        if item.layout == PROJECTED or "BH" in best.layout:
             best = item
     return best
 

@@ -25,6 +25,7 @@ from qknorm_onnx.graph.recognise.chain import read_prepared, read_values
 from qknorm_onnx.graph.recognise.lookalikes import norm_behind
 from qknorm_onnx.graph.recognise.mask import MaskContext
 from qknorm_onnx.graph.recognise.naming import attention_name
+from qknorm_onnx.graph.recognise.output import output_of
 from qknorm_onnx.graph.recognise.preparation import PreparedSide, projected, read_side
 from qknorm_onnx.graph.recognise.tables import same_table
 from qknorm_onnx.graph.recognise.visibility import read_visibility
@@ -87,6 +88,11 @@ def _compose(
     caches = _caches(core, key, values)
     if isinstance(caches, Declined):
         return caches
+    if "BH" in output_of(core.output).layout:
+        reason = "its output keeps batch and heads in one axis"
+        return Declined(
+            reason, core.node, "reshape the output to (batch, heads, positions, values) behind the product with the values"
+        )
     visibility = read_visibility(core, masks, cached=caches is not None)
     apart = keys_as_values or not _one_preparation(query.preparation, key.preparation)
     try:

@@ -9,8 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match import Bias, Declined, Factor, Parameter
-from qknorm_onnx.graph.recognise.constants import constant, input_of, number, producer
+from qknorm_onnx.graph.recognise.constants import input_of, number, producer, rank_of
+from qknorm_onnx.graph.recognise.layout import dims_of
 from qknorm_onnx.graph.recognise.norm import aligned
+from qknorm_onnx.graph.recognise.products import PRODUCTS, folds_only, is_product
 from qknorm_onnx.graph.recognise.score_windows import read_window_masks
 from qknorm_onnx.graph.recognise.sinks import read_sink_column
 
@@ -39,6 +41,8 @@ class ScoreStep:
     change: Callable[[Scores], Scores | Declined]
 
 
+FACTOR_HINT = "multiply the queries instead, after their norm"
+
 ScoreReader = Callable[[ir.Node], ScoreStep | None]
 
 
@@ -49,14 +53,14 @@ def read_scores(value: ir.Value) -> Scores | Declined | None:
     for _ in range(MAX_STEPS):
         if node is None:
             return None
-        if node.op_type == "MatMul":
+        if is_product(node):
             break
         step = next((found for reader in SCORE_READERS if (found := reader(node)) is not None), None)
         if step is None:
             return _stopped(node)
         steps.append(step)
         node = producer(step.source)
-    if node is None or node.op_type != "MatMul":
+    if node is None or not is_product(node):
         return None
     scores: Scores | Declined = Scores(product=node)
     assert isinstance(scores, Scores)
@@ -78,12 +82,12 @@ def _stopped(node: ir.Node) -> Declined | None:
 
 
 def reaches_product(value: ir.Value, depth: int = MAX_STEPS) -> bool:
-    """Whether a MatMul lies behind `value`, with nothing but steps that scores may take in between."""
+    """Whether a product lies behind `value`, with nothing but steps that scores may take in between."""
     node = producer(value)
     if node is None or depth == 0:
         return False
-    if node.op_type == "MatMul":
-        return all(constant(operand) is None for operand in node.inputs)
+    if node.op_type in PRODUCTS:
+        return is_product(node)
     if node.op_type not in SCORE_OPERATORS:
         return False
     return any(reaches_product(operand, depth - 1) for operand in node.inputs if operand is not None)
@@ -105,11 +109,11 @@ def _scores_and_other(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
 
 
 def read_same(node: ir.Node) -> ScoreStep | None:
-    """Conversions, and the maximum that is subtracted for stability."""
+    """Conversions, batch and heads as one axis or two, and the maximum that is subtracted for stability."""
     source = input_of(node, 0)
     if source is None:
         return None
-    if node.op_type in ("Cast", "Identity", "Dropout"):
+    if node.op_type in ("Cast", "Identity", "Dropout") or folds_only(node):
         return ScoreStep(source, lambda scores: scores)
     maximum = producer(input_of(node, 1), "ReduceMax") if node.op_type == "Sub" else None
     if maximum is not None and maximum.inputs[0] is source:
@@ -123,11 +127,26 @@ def read_added(node: ir.Node) -> ScoreStep | None:
     if operands is None:
         return None
     source, bias = operands
-    return _added_bias(source, Bias(bias))
+    return _added_bias(source, _bias(node, bias))
 
 
 def _added_bias(source: ir.Value, bias: Bias) -> ScoreStep:
     return ScoreStep(source, lambda scores: dataclasses.replace(scores, biases=(*scores.biases, bias)))
+
+
+def _bias(node: ir.Node, value: ir.Value) -> Bias:
+    """`value`, which `node` combines with scores; from before its heads were folded into the batch, if they were here."""
+    if not _is_folded(node, value):
+        return Bias(value)
+    fold = producer(value, "Reshape")
+    before = fold.inputs[0] if fold is not None and folds_only(fold) else None
+    return Bias(before) if before is not None and rank_of(before) == 4 else Bias(value, folded=True)
+
+
+def _is_folded(node: ir.Node, value: ir.Value) -> bool:
+    """Whether `value` has one entry for each head of each row in its first axis, as the scores (B*H, S, T) of `node` have."""
+    dims = dims_of(value)
+    return rank_of(node.outputs[0]) == 3 and dims is not None and len(dims) == 3 and dims[0] != 1
 
 
 def read_hidden(node: ir.Node) -> ScoreStep | None:
@@ -140,7 +159,7 @@ def read_hidden(node: ir.Node) -> ScoreStep | None:
     for source, other, negated in ((no, yes, True), (yes, no, False)):
         fill = number(other)
         if fill is not None and fill < -1e3:
-            return _added_bias(source, Bias(condition, negated, fill))
+            return _added_bias(source, dataclasses.replace(_bias(node, condition), negated=negated, fill=fill))
     return None
 
 
@@ -160,6 +179,8 @@ def read_scaled(node: ir.Node) -> ScoreStep | None:
         value = number(factor)
         if value is not None:
             return dataclasses.replace(scores, scale=scores.scale / value if inverse else scores.scale * value)
+        if _is_folded(node, factor):
+            return Declined("its logits, batch and heads as one axis, are multiplied by a factor for each", node, FACTOR_HINT)
         parameter = aligned(factor, SCORE_LAYOUT)
         if "T" in parameter.layout:
             return Declined("its logits are multiplied by a factor of their own for each key", node)

@@ -12,7 +12,7 @@ def read_visibility(core: Core, masks: MaskContext, *, cached: bool) -> Visibili
     """Everything that is added to the logits of `core` or hides keys. `cached`: the queries stand behind past keys."""
     visibility = Visibility(is_causal=core.is_causal, left_window_size=core.left_window_size)
     for bias in core.biases:
-        if bias.windows:
+        if bias.windows or bias.folded:
             visibility = dataclasses.replace(visibility, biases=(*visibility.biases, bias))
             continue
         fragment = recognise_mask(
