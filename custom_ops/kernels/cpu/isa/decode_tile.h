@@ -2,8 +2,6 @@
 // decoding, which is bound by memory.
 #pragma once
 
-#include <type_traits>
-
 #include "kernels/cpu/isa/logits_stage.h"
 
 namespace qknorm {
@@ -19,170 +17,171 @@ struct Rows {
   const T* row(int64_t index) const { return data + index * stride; }
 };
 
-// How rows are walked through. One at a time is a single stream, which the processor's own prefetcher follows at nearly
-// the full bandwidth; four at a time need less arithmetic, but where they lie more than 1 KB apart in total the
-// prefetcher loses track (measured: a third of the bandwidth) unless software fetches ahead, evenly spread.
-enum class Walk { kSingle, kFour, kFourAndFetch };
+// Rows are read one after the other, each from its beginning to its end: one stream, which the processor's own
+// prefetcher follows. What is done for each key on top of its loads is kept small: sums of several keys are reduced
+// together, and outputs stay in registers.
 
-QKNORM_INLINE Walk choose_walk(int64_t query_rows, int64_t row_bytes, bool contiguous) {
-  constexpr int64_t kNear = 256;
-  if (row_bytes <= kNear) return Walk::kFour;
-  if (query_rows <= 2) return Walk::kSingle;
-  return contiguous ? Walk::kFourAndFetch : Walk::kFour;
-}
-
-// Distance of the software prefetch.
-inline constexpr int64_t kAheadBytes = 2048;
-
-// Fetches what lies kAheadBytes behind the part of `Keys` rows that one step of a loop reads; called once for each
-// step.
-template <class T, int Keys, int Lanes>
-class Fetcher {
- public:
-  // Behind the end of the buffer no pointer may point, but an address may be fetched.
-  explicit Fetcher(const T* from) : address_(reinterpret_cast<uintptr_t>(from) + kAheadBytes) {}
-
-  QKNORM_INLINE void step() {
-    constexpr int bytes = Keys * Lanes * static_cast<int>(sizeof(T));
-#pragma GCC unroll 8
-    for (int i = 0; i < bytes; i += 64)
-      __builtin_prefetch(reinterpret_cast<const void*>(address_ + static_cast<uintptr_t>(i)));
-    address_ += bytes;
-  }
-
- private:
-  uintptr_t address_;
-};
-
-// out[row * kDecodeTileKeys + k] = query row . key k, for Keys keys and QueryRows rows.
-template <class C, class T, int Keys, int QueryRows, bool Fetch>
-QKNORM_INLINE void dot_products(const C* queries, const Rows<T>& keys, int64_t key, int64_t size, C* out) {
-  Vector<C> sums[Keys][QueryRows];
-#pragma GCC unroll 4
-  for (int k = 0; k < Keys; ++k) {
-#pragma GCC unroll 4
-    for (int r = 0; r < QueryRows; ++r) sums[k][r] = Vector<C>{};
-  }
-  Fetcher<T, Keys, kLanes<C>> fetcher(keys.row(key));
-  int64_t i = 0;
-  for (; i + kLanes<C> <= size; i += kLanes<C>) {
-    if constexpr (Fetch) fetcher.step();
-    Vector<C> query[QueryRows];
-#pragma GCC unroll 4
-    for (int r = 0; r < QueryRows; ++r) query[r] = load(queries + r * size + i);
-#pragma GCC unroll 4
-    for (int k = 0; k < Keys; ++k) {
-      const Vector<C> values = load_wide<C, T>(keys.row(key + k) + i);
-#pragma GCC unroll 4
-      for (int r = 0; r < QueryRows; ++r) sums[k][r] += values * query[r];
+// One step of the sum of kLanes vectors: blocks of size `Step` of a and b, which stand `Step` apart.
+template <class C, int Step>
+QKNORM_INLINE void add_blocks(Vector<C>* sums) {
+  if constexpr (Step > 0) {
+#pragma GCC unroll 16
+    for (int i = 0; i < Step; ++i) {
+      Vector<C> other = sums[i + Step];
+      swap_blocks<C, Step>(sums[i], other, std::make_index_sequence<kLanes<C>>());
+      sums[i] += other;
     }
-  }
-#pragma GCC unroll 4
-  for (int k = 0; k < Keys; ++k) {
-#pragma GCC unroll 4
-    for (int r = 0; r < QueryRows; ++r) out[r * kDecodeTileKeys + k] = sum_lanes<C>(sums[k][r]);
-  }
-  for (; i < size; ++i) {
-    for (int k = 0; k < Keys; ++k) {
-      const C value = static_cast<C>(widen(keys.row(key + k)[i]));
-      for (int r = 0; r < QueryRows; ++r) out[r * kDecodeTileKeys + k] += value * queries[r * size + i];
-    }
+    add_blocks<C, Step / 2>(sums);
   }
 }
 
-// The first pair of rows brings the keys into the cache, the others find them there.
-template <class C, class T, int Keys, bool Fetch>
-QKNORM_INLINE void score_keys(const C* queries, int64_t rows, const Rows<T>& keys, int64_t key, int64_t size, C* out) {
-  int64_t r = 0;
-  if (rows >= 2) {
-    dot_products<C, T, Keys, 2, Fetch>(queries, keys, key, size, out);
-    for (r = 2; r + 2 <= rows; r += 2) {
-      dot_products<C, T, Keys, 2, false>(queries + r * size, keys, key, size, out + r * kDecodeTileKeys);
-    }
-  }
-  if (r < rows) dot_products<C, T, Keys, 1, false>(queries + r * size, keys, key, size, out + r * kDecodeTileKeys);
+// A vector whose lane i is the sum of the lanes of sums[i].
+template <class C>
+QKNORM_INLINE Vector<C> sum_each(Vector<C>* sums) {
+  add_blocks<C, kLanes<C> / 2>(sums);
+  return sums[0];
 }
 
-// output row += sum over k of weights[row * kDecodeTileKeys + k] * value k.
-template <class C, class T, int Keys, int QueryRows, bool Fetch>
-QKNORM_INLINE void add_weighted(const C* weights, const Rows<T>& values, int64_t key, int64_t size, C* output) {
-  Vector<C> w[QueryRows][Keys];
-#pragma GCC unroll 4
+// scores[row * kDecodeTileKeys + k] = query row . key k, for QueryRows rows and as many keys as fill a vector.
+template <class C, class T, int QueryRows>
+QKNORM_INLINE void score_keys(const C* queries, const Rows<T>& keys, int64_t key, int64_t size, C* scores) {
+  constexpr int lanes = kLanes<C>;
+  constexpr int at_once = lanes / QueryRows;
+  Vector<C> sums[lanes];
+#pragma GCC unroll 16
+  for (int k = 0; k < at_once; ++k) {
+    const T* row = keys.row(key + k);
+    Vector<C> local[QueryRows] = {};
+    for (int64_t i = 0; i + lanes <= size; i += lanes) {
+      const Vector<C> values = load_wide<C, T>(row + i);
+#pragma GCC unroll 2
+      for (int r = 0; r < QueryRows; ++r) local[r] += values * load(queries + r * size + i);
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < QueryRows; ++r) sums[r * at_once + k] = local[r];
+  }
+  const Vector<C> result = sum_each<C>(sums);
+#pragma GCC unroll 2
   for (int r = 0; r < QueryRows; ++r) {
-#pragma GCC unroll 4
-    for (int k = 0; k < Keys; ++k) w[r][k] = broadcast(weights[r * kDecodeTileKeys + k]);
-  }
-  Fetcher<T, Keys, kLanes<C>> fetcher(values.row(key));
-  int64_t i = 0;
-  for (; i + kLanes<C> <= size; i += kLanes<C>) {
-    if constexpr (Fetch) fetcher.step();
-    Vector<C> sums[QueryRows];
-#pragma GCC unroll 4
-    for (int r = 0; r < QueryRows; ++r) sums[r] = load(output + r * size + i);
-#pragma GCC unroll 4
-    for (int k = 0; k < Keys; ++k) {
-      const Vector<C> value = load_wide<C, T>(values.row(key + k) + i);
-#pragma GCC unroll 4
-      for (int r = 0; r < QueryRows; ++r) sums[r] += w[r][k] * value;
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < QueryRows; ++r) store(output + r * size + i, sums[r]);
-  }
-  for (; i < size; ++i) {
-    for (int k = 0; k < Keys; ++k) {
-      const C value = static_cast<C>(widen(values.row(key + k)[i]));
-      for (int r = 0; r < QueryRows; ++r) output[r * size + i] += weights[r * kDecodeTileKeys + k] * value;
-    }
+    __builtin_memcpy(scores + r * kDecodeTileKeys, reinterpret_cast<const C*>(&result) + r * at_once,
+                     at_once * sizeof(C));
   }
 }
 
-template <class C, class T, int Keys, bool Fetch>
-QKNORM_INLINE void weigh_keys(const C* weights, int64_t rows, const Rows<T>& values, int64_t key, int64_t size,
-                              C* outputs) {
-  int64_t r = 0;
-  if (rows >= 2) {
-    add_weighted<C, T, Keys, 2, Fetch>(weights, values, key, size, outputs);
-    for (r = 2; r + 2 <= rows; r += 2) {
-      add_weighted<C, T, Keys, 2, false>(weights + r * kDecodeTileKeys, values, key, size, outputs + r * size);
-    }
-  }
-  if (r < rows) {
-    add_weighted<C, T, Keys, 1, false>(weights + r * kDecodeTileKeys, values, key, size, outputs + r * size);
-  }
+// The same for one key.
+template <class C, class T>
+QKNORM_INLINE C score_key(const C* query, const T* key, int64_t size) {
+  Vector<C> sums = {};
+  for (int64_t i = 0; i + kLanes<C> <= size; i += kLanes<C>) sums += load_wide<C, T>(key + i) * load(query + i);
+  return sum_lanes<C>(sums);
 }
 
-// Calls body(integral constant keys, fetch, index of the first key) over [0, count).
-template <class Body>
-QKNORM_INLINE void walk_keys(Walk walk, int64_t count, const Body& body) {
-  using One = std::integral_constant<int, 1>;
-  using Four = std::integral_constant<int, 4>;
+template <class C, class T, int QueryRows>
+void score_query_rows(const C* queries, const Rows<T>& keys, int64_t first, int64_t count, int64_t size, C* scores) {
+  constexpr int at_once = kLanes<C> / QueryRows;
   int64_t key = 0;
-  if (walk == Walk::kFour) {
-    for (; key + 4 <= count; key += 4) body(Four(), std::false_type(), key);
-  } else if (walk == Walk::kFourAndFetch) {
-    for (; key + 4 <= count; key += 4) body(Four(), std::true_type(), key);
+  for (; key + at_once <= count; key += at_once) {
+    score_keys<C, T, QueryRows>(queries, keys, first + key, size, scores + key);
   }
-  for (; key < count; ++key) body(One(), std::false_type(), key);
+  for (; key < count; ++key) {
+    for (int r = 0; r < QueryRows; ++r) {
+      scores[r * kDecodeTileKeys + key] = score_key<C, T>(queries + r * size, keys.row(first + key), size);
+    }
+  }
+  const int64_t vectors = size / kLanes<C> * kLanes<C>;
+  for (key = 0; vectors < size && key < count; ++key) {
+    const T* row = keys.row(first + key);
+    for (int r = 0; r < QueryRows; ++r) {
+      for (int64_t i = vectors; i < size; ++i) {
+        scores[r * kDecodeTileKeys + key] += static_cast<C>(widen(row[i])) * queries[r * size + i];
+      }
+    }
+  }
 }
 
-// scores[row * kDecodeTileKeys + i] = query row . key (first + i).
+// scores[row * kDecodeTileKeys + i] = query row . key (first + i). The first rows bring the keys into the cache, the
+// others find them there.
 template <class C, class T>
 void score_rows(const C* queries, int64_t rows, const Rows<T>& keys, int64_t first, int64_t count, int64_t size,
                 C* scores) {
-  const Walk walk = choose_walk(rows, size * static_cast<int64_t>(sizeof(T)), keys.stride == size);
-  walk_keys(walk, count, [&](auto at_once, auto fetch, int64_t key) {
-    score_keys<C, T, at_once.value, fetch.value>(queries, rows, keys, first + key, size, scores + key);
-  });
+  int64_t r = 0;
+  for (; r + 2 <= rows; r += 2) {
+    score_query_rows<C, T, 2>(queries + r * size, keys, first, count, size, scores + r * kDecodeTileKeys);
+  }
+  if (r < rows) score_query_rows<C, T, 1>(queries + r * size, keys, first, count, size, scores + r * kDecodeTileKeys);
+}
+
+// Vectors of each of two outputs that stay in registers over a tile.
+inline constexpr int kOutputVectors = kVectorBytes == 64 ? 8 : 4;
+
+// outputs row += sum over k of weights[row * kDecodeTileKeys + k] * value k, for `Vectors` vectors of columns. The
+// `rest` values behind them are fetched for later, so that memory sees one stream.
+template <class C, class T, int QueryRows, int Vectors>
+QKNORM_INLINE void weigh_columns(const C* weights, const T* values, int64_t stride, int64_t count, int64_t size,
+                                 int64_t rest, C* outputs) {
+  Vector<C> sums[QueryRows][Vectors];
+#pragma GCC unroll 2
+  for (int r = 0; r < QueryRows; ++r) {
+#pragma GCC unroll 8
+    for (int j = 0; j < Vectors; ++j) sums[r][j] = load(outputs + r * size + j * kLanes<C>);
+  }
+  for (int64_t k = 0; k < count; ++k) {
+    Vector<C> weight[QueryRows];
+#pragma GCC unroll 2
+    for (int r = 0; r < QueryRows; ++r) weight[r] = broadcast(weights[r * kDecodeTileKeys + k]);
+#pragma GCC unroll 8
+    for (int j = 0; j < Vectors; ++j) {
+      const Vector<C> value = load_wide<C, T>(values + j * kLanes<C>);
+#pragma GCC unroll 2
+      for (int r = 0; r < QueryRows; ++r) sums[r][j] += weight[r] * value;
+    }
+    for (int64_t i = 0; i < rest; i += 64 / static_cast<int64_t>(sizeof(T))) {
+      __builtin_prefetch(values + Vectors * kLanes<C> + i);
+    }
+    values += stride;
+  }
+#pragma GCC unroll 2
+  for (int r = 0; r < QueryRows; ++r) {
+#pragma GCC unroll 8
+    for (int j = 0; j < Vectors; ++j) store(outputs + r * size + j * kLanes<C>, sums[r][j]);
+  }
+}
+
+// Columns from `column` on in chunks of `Vectors` vectors, then in smaller ones.
+template <class C, class T, int QueryRows, int Vectors>
+QKNORM_INLINE void weigh_chunks(const C* weights, const Rows<T>& values, int64_t first, int64_t count, int64_t size,
+                                int64_t column, C* outputs) {
+  for (; column + Vectors * kLanes<C> <= size; column += Vectors * kLanes<C>) {
+    const int64_t rest = column == 0 ? size - Vectors * kLanes<C> : 0;
+    weigh_columns<C, T, QueryRows, Vectors>(weights, values.row(first) + column, values.stride, count, size, rest,
+                                            outputs + column);
+  }
+  if constexpr (Vectors > 1) {
+    weigh_chunks<C, T, QueryRows, Vectors / 2>(weights, values, first, count, size, column, outputs);
+  } else {
+    for (int64_t k = 0; column < size && k < count; ++k) {
+      const T* row = values.row(first + k);
+      for (int r = 0; r < QueryRows; ++r) {
+        const C weight = weights[r * kDecodeTileKeys + k];
+        for (int64_t i = column; i < size; ++i) outputs[r * size + i] += weight * static_cast<C>(widen(row[i]));
+      }
+    }
+  }
 }
 
 // outputs row += sum over i of weights[row * kDecodeTileKeys + i] * value (first + i).
 template <class C, class T>
 void weigh_rows(const C* weights, int64_t rows, const Rows<T>& values, int64_t first, int64_t count, int64_t size,
                 C* outputs) {
-  const Walk walk = choose_walk(rows, size * static_cast<int64_t>(sizeof(T)), values.stride == size);
-  walk_keys(walk, count, [&](auto at_once, auto fetch, int64_t key) {
-    weigh_keys<C, T, at_once.value, fetch.value>(weights + key, rows, values, first + key, size, outputs);
-  });
+  int64_t r = 0;
+  for (; r + 2 <= rows; r += 2) {
+    weigh_chunks<C, T, 2, kOutputVectors>(weights + r * kDecodeTileKeys, values, first, count, size, 0,
+                                          outputs + r * size);
+  }
+  if (r < rows) {
+    weigh_chunks<C, T, 1, kOutputVectors>(weights + r * kDecodeTileKeys, values, first, count, size, 0,
+                                          outputs + r * size);
+  }
 }
 
 // Online softmax of one row over a tile: weights in place of `count` logits (room for kDecodeTileKeys), outputs

@@ -13,7 +13,6 @@ class LogitsStage {
  public:
   explicit LogitsStage(const AttentionProblem& p)
       : bias_(p.bias),
-        total_keys_(p.total_rows),
         clamp_(static_cast<C>(p.logit_clamp)),
         softcap_(static_cast<C>(p.softcap)),
         plain_(p.bias.dtype == QKNORM_ABSENT && p.logit_clamp == 0 && p.softcap == 0),
@@ -26,23 +25,9 @@ class LogitsStage {
   // What q is multiplied by.
   C q_factor() const { return q_factor_; }
 
-  // Logits of keys [first_key, first_key + count) from the dot products in `row`; those behind the last key are
-  // garbage.
-  void apply(int64_t batch, int64_t head, int64_t query, int64_t first_key, int64_t count, C* row) const {
-    int64_t i = 0;
-    for (; i + kLanes<C> <= count; i += kLanes<C>) store(row + i, bounded(load(row + i)));
-    if (i < count) {
-      C lanes[kLanes<C>] = {};
-      for (int j = 0; j < kLanes<C> && i + j < count; ++j) lanes[j] = row[i + j];
-      store(lanes, bounded(load(lanes)));
-      for (int j = 0; j < kLanes<C> && i + j < count; ++j) row[i + j] = lanes[j];
-    }
-    if (bias_.dtype != QKNORM_ABSENT) {
-      add_bias(batch, head, query, first_key, smaller(count, total_keys_ - first_key), row);
-    }
-  }
+  bool has_bias() const { return bias_.dtype != QKNORM_ABSENT; }
 
- private:
+  // Dot products after the clamp and the soft cap.
   Vector<C> bounded(Vector<C> x) const {
     if (clamp_ > 0) {
       x = x > clamp_ ? broadcast(clamp_) : x;
@@ -51,27 +36,45 @@ class LogitsStage {
     return softcap_ > 0 ? softcap_ * tanh(x / softcap_) : x;
   }
 
-  void add_bias(int64_t batch, int64_t head, int64_t query, int64_t first_key, int64_t count, C* row) const {
+  // Logits with what read_bias() gave; a hidden NaN is hidden.
+  Vector<C> biased(Vector<C> x, Vector<C> bias) const {
+    const Vector<C> sum = x + bias;
+    return bias_.dtype == QKNORM_BOOL ? (bias < 0 ? bias : sum) : sum;
+  }
+
+  // The bias of keys [first_key, first_key + count); of a boolean mask 0 or -inf.
+  void read_bias(int64_t batch, int64_t head, int64_t query, int64_t first_key, int64_t count, C* row) const {
     const int64_t step = bias_.stride[3];
     const int64_t index = batch * bias_.stride[0] + head * bias_.stride[1] + query * bias_.stride[2] + first_key * step;
     const void* from = element(bias_.data, bias_.dtype, index);
     if (bias_.dtype == QKNORM_BOOL) {
       const auto* seen = static_cast<const uint8_t*>(from);
       const C unseen = -static_cast<C>(__builtin_inf());
-      for (int64_t i = 0; i < count; ++i) row[i] = seen[i * step] != 0 ? row[i] : unseen;
-      return;
-    }
-    constexpr int64_t kChunk = 64;
-    C values[kChunk];
-    for (int64_t done = 0; done < count; done += kChunk) {
-      const int64_t part = smaller(count - done, kChunk);
-      read_row(bias_.dtype, element(from, bias_.dtype, done * step), step == 0 ? 1 : part, values);
-      for (int64_t i = 0; i < part; ++i) row[done + i] += values[i * step];
+      for (int64_t i = 0; i < count; ++i) row[i] = seen[i * step] != 0 ? C(0) : unseen;
+    } else if (step == 1) {
+      read_row(bias_.dtype, from, count, row);
+    } else {
+      for (int64_t i = 0; i < count; ++i) read_row(bias_.dtype, element(from, bias_.dtype, i * step), 1, row + i);
     }
   }
 
+  // Logits of keys [first_key, first_key + count) from the dot products in `row`, which has room for whole vectors;
+  // those behind the last key are garbage.
+  void apply(int64_t batch, int64_t head, int64_t query, int64_t first_key, int64_t count, C* row) const {
+    constexpr int64_t kChunk = 64;
+    C values[kChunk] = {};
+    for (int64_t done = 0; done < count; done += kChunk) {
+      const int64_t part = smaller(count - done, kChunk);
+      if (has_bias()) read_bias(batch, head, query, first_key + done, part, values);
+      for (int64_t i = 0; i < part; i += kLanes<C>) {
+        const Vector<C> x = bounded(load(row + done + i));
+        store(row + done + i, has_bias() ? biased(x, load(values + i)) : x);
+      }
+    }
+  }
+
+ private:
   StridedInput bias_;
-  int64_t total_keys_;
   C clamp_;
   C softcap_;
   bool plain_;

@@ -20,13 +20,8 @@ class Prefill {
         logits_(problem),
         panels_(problem, keys),
         blocks_(problem, queries, panels_, logits_) {
-    const int64_t group = p_.q_heads / p_.kv_heads;
-    heads_per_block_ = smaller(group, kMaxStrips);
-    const int64_t rows = Tile<C>::kRows;
-    const int64_t strips = larger(kBlockRows / rows / heads_per_block_, int64_t{1});
-    queries_per_block_ = smaller(strips, kMaxStrips / heads_per_block_) * rows;
-    head_blocks_ = ceil_div(group, heads_per_block_);
-    query_blocks_ = ceil_div(p_.num_queries, queries_per_block_);
+    rows_ = p_.num_queries * (p_.q_heads / p_.kv_heads);
+    blocks_per_pair_ = ceil_div(rows_, kBlockRows);
   }
 
   void run() {
@@ -36,14 +31,15 @@ class Prefill {
       run_pair_by_pair(pairs);
       return;
     }
-    const int64_t wave = larger(kWaveBytes / pair_bytes, int64_t{1});
+    const int64_t wave = larger(kWaveBytes / larger(pair_bytes, int64_t{1}), int64_t{1});
     for (int64_t first = 0; first < pairs && !runtime_.failed(); first += wave) {
       run_wave(first, smaller(wave, pairs - first));
     }
   }
 
  private:
-  static constexpr int64_t kBlockRows = 192;
+  static constexpr int64_t kBlockRows = kMaxStrips<C> * Tile<C>::kColumns;
+  static constexpr int64_t kKeys = Tile<C>::kKeys;
 
   int64_t worker_elements() const { return larger(panels_.scratch_size(), blocks_.scratch_size()); }
 
@@ -52,8 +48,8 @@ class Prefill {
       Borrowed<C> memory(runtime_, panels_.elements() + worker_elements());
       if (memory.data() == nullptr) return;
       C* scratch = memory.data() + panels_.elements();
-      for (int64_t tile = 0; tile < p_.total_rows; tile += kTileKeys) pack(pair, tile, scratch, memory.data());
-      for (int64_t i = 0; i < query_blocks_ * head_blocks_; ++i) attend(pair, i, scratch, memory.data());
+      for (int64_t tile = 0; tile < p_.total_rows; tile += kKeys) pack(pair, tile, scratch, memory.data());
+      for (int64_t i = 0; i < blocks_per_pair_; ++i) attend(pair, i, scratch, memory.data());
     });
   }
 
@@ -61,17 +57,16 @@ class Prefill {
     const size_t mark = runtime_.mark();
     C* panels = allocate<C>(runtime_, pairs * panels_.elements());
     if (panels == nullptr) return;
-    const int64_t tiles = ceil_div(p_.total_rows, kTileKeys);
+    const int64_t tiles = ceil_div(p_.total_rows, kKeys);
     parallel(runtime_, pairs * tiles, [&](int64_t task) {
       Borrowed<C> scratch(runtime_, worker_elements());
       if (scratch.data() == nullptr) return;
       const int64_t pair = task / tiles;
-      pack(first_pair + pair, task % tiles * kTileKeys, scratch.data(), panels + pair * panels_.elements());
+      pack(first_pair + pair, task % tiles * kKeys, scratch.data(), panels + pair * panels_.elements());
     });
     if (!runtime_.failed()) {
       // The last queries of a causal prompt see most keys: they come first.
-      const int64_t blocks = query_blocks_ * head_blocks_;
-      parallel(runtime_, pairs * blocks, [&](int64_t task) {
+      parallel(runtime_, pairs * blocks_per_pair_, [&](int64_t task) {
         Borrowed<C> scratch(runtime_, worker_elements());
         if (scratch.data() == nullptr) return;
         const int64_t pair = task % pairs;
@@ -86,21 +81,16 @@ class Prefill {
     const int64_t batch = pair / p_.kv_heads;
     const int64_t end = valid_keys(p_, batch);
     const KeyRange seen = visible_range(p_, batch, 0, p_.num_queries);
-    const bool is_seen = tile < seen.end && tile + kTileKeys > seen.begin;
-    const bool has_new = tile < end && tile + kTileKeys > past_length(p_, batch);
+    const bool is_seen = tile < seen.end && tile + kKeys > seen.begin;
+    const bool has_new = tile < end && tile + kKeys > past_length(p_, batch);
     if (is_seen || (has_new && p_.present_key != nullptr) || (has_new && p_.present_value != nullptr)) {
       panels_.pack_tile(batch, pair % p_.kv_heads, tile, end, scratch, panels);
     }
   }
 
   void attend(int64_t pair, int64_t index, C* scratch, const C* panels) const {
-    const int64_t group = p_.q_heads / p_.kv_heads;
-    const int64_t kv_head = pair % p_.kv_heads;
-    const int64_t head = index % head_blocks_ * heads_per_block_;
-    const int64_t query = (query_blocks_ - 1 - index / head_blocks_) * queries_per_block_;
-    blocks_.run({pair / p_.kv_heads, kv_head, kv_head * group + head, smaller(heads_per_block_, group - head), query,
-                 smaller(queries_per_block_, p_.num_queries - query)},
-                panels, scratch);
+    const int64_t row = (blocks_per_pair_ - 1 - index) * kBlockRows;
+    blocks_.run({pair / p_.kv_heads, pair % p_.kv_heads, row, smaller(kBlockRows, rows_ - row)}, panels, scratch);
   }
 
   const AttentionProblem& p_;
@@ -108,10 +98,8 @@ class Prefill {
   LogitsStage<C> logits_;
   KeyPanels<C> panels_;
   QueryBlock<C> blocks_;
-  int64_t heads_per_block_;
-  int64_t queries_per_block_;
-  int64_t head_blocks_;
-  int64_t query_blocks_;
+  int64_t rows_;
+  int64_t blocks_per_pair_;
 };
 
 }  // namespace QKNORM_ISA

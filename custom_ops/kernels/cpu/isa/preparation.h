@@ -39,9 +39,10 @@ class Preparation {
     return element(plan_.x, plan_.dtype, row * plan_.head_size);
   }
 
-  // Rows of consecutive positions, head_size apart in `rows`. The statistics of several rows come first: each is a
-  // chain of operations that wait for each other, and only those of different rows can run side by side.
-  void prepare_rows(int64_t batch, int64_t head, int64_t first, int64_t count, C factor, C* scratch, C* rows) const {
+  // Rows of consecutive positions, `stride` apart in `rows`. The statistics of several rows come first: each is a chain
+  // of operations that wait for each other, and only those of different rows can run side by side.
+  void prepare_rows(int64_t batch, int64_t head, int64_t first, int64_t count, C factor, C* scratch, C* rows,
+                    int64_t stride) const {
     constexpr int64_t kAtOnce = 8;
     const int64_t size = plan_.head_size;
     for (int64_t done = 0; done < count; done += kAtOnce) {
@@ -52,14 +53,14 @@ class Preparation {
         if (!plan_.hidden_axis && plan_.groups == 1) statistics[r - done] = norm_statistics(plan_, x, size);
       }
       for (int64_t r = done; r < end; ++r) {
-        prepare(batch, head, first + r, factor, &statistics[r - done], scratch, rows + r * size);
+        prepare(batch, head, first + r, factor, &statistics[r - done], scratch, rows + r * stride);
       }
     }
   }
 
   // One row, head_size values times `factor`.
   void prepare_row(int64_t batch, int64_t head, int64_t position, C factor, C* scratch, C* out) const {
-    prepare_rows(batch, head, position, 1, factor, scratch, out);
+    prepare_rows(batch, head, position, 1, factor, scratch, out, plan_.head_size);
   }
 
  private:
