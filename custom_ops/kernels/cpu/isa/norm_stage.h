@@ -13,46 +13,43 @@ struct NormStatistics {
   double factor;  // 1 / denominator
 };
 
-// Sum of x - shift.
+// Sums of x - shift and of its squares.
 template <class C>
-QKNORM_INLINE C sum_of(const C* x, int64_t count, C shift) {
-  Vector<C> sums = {};
-  const Vector<C> shifts = broadcast(shift);
-  C tail = 0;
-  int64_t i = 0;
-  for (; i + kLanes<C> <= count; i += kLanes<C>) sums += load(x + i) - shifts;
-  for (; i < count; ++i) tail += x[i] - shift;
-  return sum_lanes<C>(sums) + tail;
-}
+struct Moments {
+  C sum;
+  C squares;
+};
 
-// The mean, corrected once: that of a constant row is exactly its value.
-template <class C>
-QKNORM_INLINE C mean_of(const C* x, int64_t count) {
-  const C rough = sum_of(x, count, C(0)) / static_cast<C>(count);
-  return rough + sum_of(x, count, rough) / static_cast<C>(count);
-}
-
-// Sum of (x - mean)^2; four partial sums, or each step would wait for the one before.
-template <class C>
-QKNORM_INLINE C sum_of_squares(const C* x, int64_t count, C mean) {
+// Four partial sums, or each step would wait for the one before. What is not `Needed` costs nothing.
+template <class C, bool NeedSum, bool NeedSquares>
+QKNORM_INLINE Moments<C> moments_of(const C* x, int64_t count, C shift) {
   constexpr int kParts = 4;
   Vector<C> sums[kParts] = {};
-  const Vector<C> means = broadcast(mean);
-  C tail = 0;
+  Vector<C> squares[kParts] = {};
+  const Vector<C> shifts = broadcast(shift);
+  Moments<C> tail = {0, 0};
   int64_t i = 0;
   for (; i + kParts * kLanes<C> <= count; i += kParts * kLanes<C>) {
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
-      const Vector<C> centred = load(x + i + part * kLanes<C>) - means;
-      sums[part] += centred * centred;
+      const Vector<C> shifted = load(x + i + part * kLanes<C>) - shifts;
+      if constexpr (NeedSum) sums[part] += shifted;
+      if constexpr (NeedSquares) squares[part] += shifted * shifted;
     }
   }
   for (; i + kLanes<C> <= count; i += kLanes<C>) {
-    const Vector<C> centred = load(x + i) - means;
-    sums[0] += centred * centred;
+    const Vector<C> shifted = load(x + i) - shifts;
+    if constexpr (NeedSum) sums[0] += shifted;
+    if constexpr (NeedSquares) squares[0] += shifted * shifted;
   }
-  for (; i < count; ++i) tail += (x[i] - mean) * (x[i] - mean);
-  return sum_lanes<C>((sums[0] + sums[1]) + (sums[2] + sums[3])) + tail;
+  for (; i < count; ++i) {
+    const C shifted = x[i] - shift;
+    tail.sum += shifted;
+    tail.squares += shifted * shifted;
+  }
+  if constexpr (NeedSum) tail.sum += sum_lanes<C>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  if constexpr (NeedSquares) tail.squares += sum_lanes<C>((squares[0] + squares[1]) + (squares[2] + squares[3]));
+  return tail;
 }
 
 // A root of a sum of squares (l2) or mean of squares, from parts that neither overflow nor vanish.
@@ -106,33 +103,45 @@ NormStatistics statistics_of_sums(const PreparationPlan& plan, const C* x, int64
 
 template <class C>
 QKNORM_INLINE NormStatistics norm_statistics(const PreparationPlan& plan, const C* x, int64_t count) {
-  C mean = 0;
-  if (plan.kind == spec::NormKind::kLayer) mean = mean_of(x, count);
-  return statistics_of_sums(plan, x, count, static_cast<double>(mean), sum_of_squares(x, count, mean));
+  if (plan.kind != spec::NormKind::kLayer) {
+    return statistics_of_sums(plan, x, count, 0.0, moments_of<C, false, true>(x, count, C(0)).squares);
+  }
+  // About a rough mean first. What it is off by corrects both: the mean of a constant row is exactly its value.
+  const C size = static_cast<C>(count);
+  const C rough = moments_of<C, true, false>(x, count, C(0)).sum / size;
+  const Moments<C> moments = moments_of<C, true, true>(x, count, rough);
+  const C off = moments.sum / size;
+  const C squares = larger(moments.squares - moments.sum * off, C(0));
+  return statistics_of_sums(plan, x, count, static_cast<double>(rough + off), squares);
 }
 
-// out = (x - mean) * factor * weight; `weight` NULL: 1. `out` may be x.
+// out = (x - mean) * factor * weight + bias * bias_factor; `weight` NULL: 1, `bias` NULL: 0. `out` may be x.
 template <class C>
-QKNORM_INLINE void apply_statistics(const NormStatistics& statistics, const C* x, const C* weight, int64_t count,
-                                    C* out) {
+QKNORM_INLINE void apply_statistics(const NormStatistics& statistics, const C* x, const C* weight, const C* bias,
+                                    C bias_factor, int64_t count, C* out) {
   constexpr double limit = sizeof(C) == 4 ? 1e36 : 1.7e308;
   const C mean = static_cast<C>(statistics.mean);
   if (!(__builtin_fabs(statistics.factor) < limit)) {  // tiny rows without an epsilon
     for (int64_t i = 0; i < count; ++i) {
-      out[i] = static_cast<C>(static_cast<double>(x[i] - mean) * statistics.factor) * (weight ? weight[i] : C(1));
+      out[i] = static_cast<C>(static_cast<double>(x[i] - mean) * statistics.factor) * (weight ? weight[i] : C(1)) +
+               (bias ? bias[i] * bias_factor : C(0));
     }
     return;
   }
   const C factor = static_cast<C>(statistics.factor);
   const Vector<C> means = broadcast(mean);
   const Vector<C> factors = broadcast(factor);
+  const Vector<C> bias_factors = broadcast(bias_factor);
   int64_t i = 0;
-  if (weight != nullptr) {
-    for (; i + kLanes<C> <= count; i += kLanes<C>) store(out + i, (load(x + i) - means) * factors * load(weight + i));
-    for (; i < count; ++i) out[i] = (x[i] - mean) * factor * weight[i];
-  } else {
-    for (; i + kLanes<C> <= count; i += kLanes<C>) store(out + i, (load(x + i) - means) * factors);
-    for (; i < count; ++i) out[i] = (x[i] - mean) * factor;
+  for (; i + kLanes<C> <= count; i += kLanes<C>) {
+    Vector<C> value = (load(x + i) - means) * factors;
+    if (weight != nullptr) value *= load(weight + i);
+    if (bias != nullptr) value += load(bias + i) * bias_factors;
+    store(out + i, value);
+  }
+  for (; i < count; ++i) {
+    out[i] = (x[i] - mean) * factor * (weight != nullptr ? weight[i] : C(1)) +
+             (bias != nullptr ? bias[i] * bias_factor : C(0));
   }
 }
 

@@ -92,9 +92,10 @@ class Preparation {
     if (plan_.rotary.order == spec::RotaryOrder::kBeforeNorm) {
       rotate_row(plan_.rotary, batch, head, position, scratch, out);
     }
+    if (one_scale()) factor *= scale_at(batch, head, position);
     if (plan_.kind != spec::NormKind::kNone) {
-      // All that follows is linear but for the bias: the factor can go into the norm's own.
-      const bool folded = bias_ == nullptr && !plan_.round_before_weight;
+      // All that follows is linear: the factors can go into the norm's own.
+      const bool folded = !plan_.round_before_weight;
       const bool simple = reads_in_place() && !plan_.hidden_axis && plan_.groups == 1;
       normalise(batch, head, position, folded ? factor : C(1), simple ? known : nullptr, x, out);
       if (folded) factor = 1;
@@ -102,7 +103,7 @@ class Preparation {
     if (plan_.rotary.order == spec::RotaryOrder::kAfterNorm) {
       rotate_row(plan_.rotary, batch, head, position, scratch, out);
     }
-    if (plan_.scale.dtype != QKNORM_ABSENT) scale(batch, head, position, scratch, out);
+    if (plan_.scale.dtype != QKNORM_ABSENT && !one_scale()) scale(batch, head, position, scratch, out);
     if (factor != C(1)) multiply_row(out, factor, size);
   }
 
@@ -110,7 +111,9 @@ class Preparation {
                  C* out) const {
     const int64_t size = plan_.head_size;
     const C* weight = weight_ == nullptr ? nullptr : weight_ + head * plan_.weight.head_stride;
+    const C* bias = bias_ == nullptr ? nullptr : bias_ + head * plan_.bias.head_stride;
     const C* fused_weight = plan_.round_before_weight ? nullptr : weight;
+    const C* fused_bias = plan_.round_before_weight ? nullptr : bias;
     const int64_t group = (plan_.hidden_axis ? size * plan_.num_heads : size) / plan_.groups;
     const int64_t token = batch * plan_.length + position;
     int64_t begin = 0;
@@ -122,28 +125,35 @@ class Preparation {
                                   : plan_.hidden_axis ? hidden_[token * plan_.groups + index]
                                                       : norm_statistics(plan_, x + begin, end - begin);
       statistics.factor *= static_cast<double>(factor);
-      apply_statistics(statistics, x + begin, fused_weight == nullptr ? nullptr : fused_weight + begin, end - begin,
-                       out + begin);
+      apply_statistics(statistics, x + begin, fused_weight == nullptr ? nullptr : fused_weight + begin,
+                       fused_bias == nullptr ? nullptr : fused_bias + begin, factor, end - begin, out + begin);
       begin = end;
     }
     if (plan_.round_before_weight) {
       round_row(plan_.dtype, out, size);
       if (weight != nullptr) multiply_row(out, weight, size);
+      if (bias != nullptr) add_row(out, bias, size);
     }
-    if (bias_ != nullptr) add_row(out, bias_ + head * plan_.bias.head_stride, size);
+  }
+
+  // Whether one number scales a whole row.
+  bool one_scale() const { return plan_.scale.dtype != QKNORM_ABSENT && plan_.scale.stride[3] == 0; }
+
+  int64_t scale_index(int64_t batch, int64_t head, int64_t position) const {
+    return batch * plan_.scale.stride[0] + head * plan_.scale.stride[1] + position * plan_.scale.stride[2];
+  }
+
+  C scale_at(int64_t batch, int64_t head, int64_t position) const {
+    C scale;
+    read_row(plan_.scale.dtype, element(plan_.scale.data, plan_.scale.dtype, scale_index(batch, head, position)), 1,
+             &scale);
+    return scale;
   }
 
   void scale(int64_t batch, int64_t head, int64_t position, C* scratch, C* out) const {
     const StridedInput& by = plan_.scale;
-    const int64_t index = batch * by.stride[0] + head * by.stride[1] + position * by.stride[2];
-    const void* row = element(by.data, by.dtype, index);
-    const int64_t count = by.stride[3] == 0 ? 1 : plan_.head_size;
-    read_row(by.dtype, row, count, scratch);
-    if (count == 1) {
-      multiply_row(out, scratch[0], plan_.head_size);
-    } else {
-      multiply_row(out, scratch, count);
-    }
+    read_row(by.dtype, element(by.data, by.dtype, scale_index(batch, head, position)), plan_.head_size, scratch);
+    multiply_row(out, scratch, plan_.head_size);
   }
 
   void take_hidden_statistics(Runtime& runtime) {
@@ -167,13 +177,18 @@ class Preparation {
     const int64_t batch = token / plan_.length;
     const int64_t position = token % plan_.length;
     const int64_t width = plan_.num_heads * plan_.head_size;
-    read_row(plan_.dtype, source(batch, 0, position), width, row);
+    const C* x = row;
+    if (reads_in_place()) {
+      x = static_cast<const C*>(source(batch, 0, position));
+    } else {
+      read_row(plan_.dtype, source(batch, 0, position), width, row);
+    }
     for (int64_t head = 0; plan_.rotary.order == spec::RotaryOrder::kBeforeNorm && head < plan_.num_heads; ++head) {
       rotate_row(plan_.rotary, batch, head, position, scratch, row + head * plan_.head_size);
     }
     const int64_t group = width / plan_.groups;
     for (int64_t i = 0; i < plan_.groups; ++i) {
-      hidden_[token * plan_.groups + i] = norm_statistics(plan_, row + i * group, group);
+      hidden_[token * plan_.groups + i] = norm_statistics(plan_, x + i * group, group);
     }
   }
 
