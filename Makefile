@@ -42,7 +42,7 @@ bench: $(PACKAGE)
 
 # Without a GPU and without a CUDA toolkit. The pack is data of the package: the last line puts it beside the library.
 kernels: $(PACKAGE)
-	$(BIN)/python -m qknorm_onnx.custom_ops.compile_kernels --jobs $(JOBS) --out build/cuda_kernels
+	$(BIN)/python -m qknorm_onnx.custom_ops.compile_kernels --jobs $(JOBS) --out build/cuda_kernels --report build/cuda_images.md
 	$(PIP) install --no-build-isolation --no-deps -e .
 
 wheel: $(PACKAGE)

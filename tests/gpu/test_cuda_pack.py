@@ -15,6 +15,7 @@ import pytest
 
 from qknorm_onnx.custom_ops.compile_kernels import ARCHITECTURES, LARGEST_PACK, TRITON_VERSION, main
 from qknorm_onnx.custom_ops.kernels.cuda import arguments, image_set
+from qknorm_onnx.custom_ops.kernels.cuda.image_report import EXPECTED_INSTRUCTION, LARGEST_SHARED, WITHOUT_LOOP_SPILLS
 from qknorm_onnx.custom_ops.kernels.cuda.image_set import all_images, parameters
 from qknorm_onnx.custom_ops.kernels.cuda.kernel_pack import has_ptx
 from qknorm_onnx.custom_ops.kernels.cuda.machine_code import Instruction, key_loop, matrix_instructions, parse_instructions
@@ -100,15 +101,34 @@ def test_the_whole_pack(tmp_path):
     assert (tmp_path / "pack.zip").stat().st_size < LARGEST_PACK
 
 
-def test_the_committed_table_has_every_hot_image():
-    """The table in the documents is of the images that are compiled; it is written by --report."""
-    text = TABLE.read_text(encoding="utf-8")
-    names = {image.name for image in all_images()}
-    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and not line.startswith("| image")]
-    assert rows
-    assert {row[0].removeprefix("| ") for row in rows} <= names
-    for capability in ("80", "90", "100", "120"):
-        assert any(row[0] == "| prefill-bfloat16-d128" and row[1] == capability for row in rows)
+def test_the_committed_table_is_of_the_whole_pack():
+    """The table in the documents, which --report writes: every image of every architecture, none with a complaint."""
+    lines = TABLE.read_text(encoding="utf-8").splitlines()
+    columns = (
+        "image",
+        "sm",
+        "tile",
+        "warps",
+        "registers",
+        "stack",
+        "shared",
+        "matrix instructions",
+        "spills in key loop",
+        "bytes",
+    )
+    header = lines.index("| " + " | ".join(columns) + " |")
+    rows = [dict(zip(columns, line.strip("| ").split(" | "), strict=True)) for line in lines[header + 2 :]]
+    images = {image.name: image for image in all_images()}
+    wanted = [(image, capability) for capability in (80, 90, 100, 120) for image in images.values()]
+    assert [(row["image"], int(row["sm"])) for row in rows] == [(image.name, capability) for image, capability in wanted]
+    for row, (image, capability) in zip(rows, wanted, strict=True):
+        tile = image.tile(capability)
+        assert row["tile"] == (f"{tile.rows}x{tile.keys}" if tile.keys else str(tile.rows))
+        assert int(row["shared"]) <= LARGEST_SHARED[capability]
+        if image.hinted and image.kernel in ("prefill", "decode") and image.dtype != "float32":
+            instruction = EXPECTED_INSTRUCTION.get((image.kernel, capability), "HMMA")
+            assert re.fullmatch(rf"[1-9]\d* {instruction}", row["matrix instructions"]), row
+            assert capability not in WITHOUT_LOOP_SPILLS or row["spills in key loop"] == "0", row
 
 
 def test_names_are_unique_and_every_image_has_a_general_substitute():

@@ -17,6 +17,8 @@ EXPECTED_INSTRUCTION: Final = {
     ("prefill", 120): "HMMA",
 }
 WITHOUT_LOOP_SPILLS: Final = (90, 100)
+# Bytes of shared memory of one program: of sm_86, 89 and 120 for the images of sm_80 and 120, which must run there.
+LARGEST_SHARED: Final = {80: 101376, 90: 232448, 100: 232448, 120: 101376}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,8 +30,10 @@ class ImageReport:
 
     @property
     def complaints(self) -> tuple[str, ...]:
-        """What would make the kernel slow without anybody noticing."""
+        """What would make the kernel slow, or not run on some processors, without anybody noticing."""
         image, capability = self.compiled.image, self.compiled.capability
+        if self.compiled.shared > LARGEST_SHARED[capability]:
+            return (f"{image.name} for sm_{capability} needs {self.compiled.shared} bytes of shared memory",)
         if image.kernel not in ("prefill", "decode") or image.dtype == "float32" or not image.hinted:
             return ()
         found = []

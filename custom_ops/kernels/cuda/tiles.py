@@ -31,13 +31,16 @@ def prologue_tile(padded: int) -> Tile:
 
 
 def prefill_tile(padded: int, *, wide: bool, masked: bool, capability: int) -> Tile:
-    """The tile of `prefill`; `wide` is float32, `masked` reads attention_bias, `capability` is 80, 90, 100 or 120."""
+    """The tile of `prefill`; `wide` is float32, `masked` reads attention_bias, `capability` is 80, 90, 100 or 120.
+
+    Shared memory of one program: at most 99 KB but on 90 and 100, because images of sm_80 run on sm_86 and 89 too.
+    """
     if wide and padded > 128:
         if capability in (90, 100):
             return Tile(rows=64, keys=16, warps=8, stages=1)
-        return Tile(rows=32, keys=16 if masked else 32, warps=4, stages=1)  # 99 KB of shared memory on most processors
+        return Tile(rows=32, keys=16 if masked else 32, warps=4, stages=1)
     if wide:
-        return Tile(rows=64, keys=32, warps=4, stages=2)
+        return Tile(rows=64, keys=32, warps=4, stages=2 if padded <= 64 or capability in (90, 100) else 1)
     if masked:  # the addresses of the mask's tile take registers
         return Tile(rows=64, keys=32 if padded > 64 else 64, warps=8, stages=2)
     if padded > 128:
