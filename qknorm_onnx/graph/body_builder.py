@@ -7,7 +7,8 @@ the type that a value has already costs no node. No Reshape uses -1 on a tensor 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -27,11 +28,20 @@ Dim = int | RuntimeSize
 KEEP: Final = 0  # in the target shape of a Reshape: the input's own dimension, empty ones included
 
 
-class BodyBuilder:
-    """Collects nodes. Every name starts with `prefix` and is none of `taken`, to which it is added: the names of a graph."""
+NamedSizes = Mapping[str, tuple[ir.Value, int]]  # name of a dimension -> a value that has it, and the axis
 
-    def __init__(self, prefix: str = "", *, taken: set[str] | None = None) -> None:
+
+class BodyBuilder:
+    """Collects nodes. Every name starts with `prefix` and is none of `taken`, to which it is added: the names of a graph.
+
+    Sizes with a name are read from `named_sizes`, so that what is computed of them is the same for all nodes of a graph.
+    """
+
+    def __init__(
+        self, prefix: str = "", *, taken: set[str] | None = None, named_sizes: NamedSizes = MappingProxyType({})
+    ) -> None:
         self.nodes: list[ir.Node] = []
+        self._named_sizes = named_sizes
         self._prefix = prefix
         self._taken = set() if taken is None else taken
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
@@ -112,6 +122,9 @@ class BodyBuilder:
 
     def size(self, value: ir.Value, axis: int, *, name: str) -> RuntimeSize:
         """The run-time size of one axis."""
+        dim = value.shape[axis] if value.shape is not None else None
+        if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
+            value, axis = self._named_sizes.get(dim.value, (value, axis))
         return RuntimeSize(vector=self.op("Shape", value, name=name, dtype=ir.DataType.INT64, start=axis, end=axis + 1))
 
     def as_vector(self, size: Dim, *, name: str = "size") -> ir.Value:

@@ -18,6 +18,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
+import numpy as np
 import onnx_ir as ir
 
 from qknorm_onnx.graph.body_attention import Mask
@@ -241,14 +242,17 @@ def _lengths(body: BodyBuilder, request: LoweringRequest) -> dict[int, ir.Value]
     inputs = request.inputs
     query, past, cache_length = inputs["query"], inputs.get("past_key"), inputs.get("cache_length")
     num_new = body.size(inputs["key"], 1, name="num_new_keys").vector
-    batch = body.size(query, 0, name="batch").vector
-    total, minus_one = num_new, body.ints(-1)
+    total = num_new
     if past is not None:
         num_past = body.size(past, 2, name="num_past_keys").vector
         total = num_past if cache_length is not None else body.op("Add", num_past, num_new, name="num_keys")
-    of_row = total if cache_length is None else body.op("Add", cache_length, num_new, name="keys_of_row")
-    last = _int32(body, body.op("Add", of_row, minus_one, name="last_key"))
-    found = {_SEQLENS: body.op("Expand", last, batch, name="last_key_of_row"), _TOTAL: _int32(body, total)}
+    found = {_TOTAL: _int32(body, total)}
+    of_row = found[_TOTAL]
+    if cache_length is not None:
+        of_row = _int32(body, body.op("Add", cache_length, num_new, name="keys_of_row"))
+    batch = body.size(query, 0, name="batch").vector
+    last = body.op("Sub", of_row, body.constant(np.array([1], dtype=np.int32), name="one"), name="last_key")
+    found[_SEQLENS] = body.op("Expand", last, batch, name="last_key_of_row")
     if cache_length is not None or (past is not None and not _one_at_a_time(query)):
         found[_NEW] = body.op("Expand", _int32(body, num_new), batch, name="num_new_of_row")
     return found

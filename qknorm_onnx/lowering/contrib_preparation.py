@@ -76,14 +76,15 @@ def _row_of_token(body: BodyBuilder, rows: ir.Value, given: ir.Value, x: ir.Valu
     """The row of a table for each token, (B, S), or where one table serves all rows of the batch its first row, (1)."""
     if shared_by_rows(given):
         return body.ints(0)
-    shape = body.op("Shape", x, name="batch_and_length", dtype=ir.DataType.INT64, start=0, end=2)
+    sizes = [body.size(x, axis, name=name).vector for axis, name in ((0, "batch"), (1, "num_tokens_of_row"))]
+    shape = body.op("Concat", *sizes, name="batch_and_length", axis=0)
     count = body.op("ReduceProd", shape, name="num_tokens", keepdims=0)
     zero, one = (body.scalar(number, ir.DataType.INT64) for number in (0, 1))
     token = body.op("Range", zero, count, one, name="token")
     if not same_size(given, x, axis=0):  # the table may be one for all: its rows are then taken again and again
         num_rows = body.op("Max", body.size(rows, 0, name="num_table_rows").vector, body.ints(1), name="table_rows_or_1")
         token = body.op("Mod", token, num_rows, name="table_row")
-    return body.op("Reshape", token, shape, name="position_ids")
+    return body.op("Reshape", token, shape, name="position_ids", allowzero=1)
 
 
 def contrib_prepare(

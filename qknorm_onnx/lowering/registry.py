@@ -10,7 +10,7 @@ from typing import Final, get_args
 import onnx_ir as ir
 
 from qknorm_onnx.errors import InputError
-from qknorm_onnx.graph.body_builder import BodyBuilder
+from qknorm_onnx.graph.body_builder import BodyBuilder, NamedSizes
 from qknorm_onnx.graph.body_signature import signature_of
 from qknorm_onnx.graph.known_fields import unknown_fields
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass, canonical_nodes, onnx_opset, scopes
@@ -62,11 +62,31 @@ def lower(model: ir.Model, *, target: str, provider: str) -> tuple[LoweringOutco
     raise_opset(model, TARGETS[target].minimum_opset)
     opset = onnx_opset(model)
     nodes = [node for scope in scopes(model) for node in canonical_nodes(scope)]
-    taken = _names(model)
-    outcomes = [_lower_node(node, taken, target=target, provider=provider, opset=opset) for node in nodes]
+    surroundings = _Surroundings(taken=_names(model), named_sizes=_named_sizes(model.graph))
+    outcomes = []
+    for node in nodes:  # in a subgraph or function a name may stand for another size
+        around = surroundings if node.graph is model.graph else dataclasses.replace(surroundings, named_sizes={})
+        outcomes.append(_lower_node(node, around, target=target, provider=provider, opset=opset))
     AttachBodiesPass()(model)
     _import_contrib(model)
     return tuple(outcomes)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Surroundings:
+    """What new nodes must know of the model: the names that are taken, and where sizes with a name can be read."""
+
+    taken: set[str]
+    named_sizes: NamedSizes
+
+
+def _named_sizes(graph: ir.Graph) -> NamedSizes:
+    found: dict[str, tuple[ir.Value, int]] = {}
+    for value in graph.inputs:
+        for axis, dim in enumerate(value.shape or ()):
+            if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
+                found.setdefault(dim.value, (value, axis))
+    return found
 
 
 def _import_contrib(model: ir.Model) -> None:
@@ -81,7 +101,7 @@ def _chain(name: str) -> Iterator[Target]:
         name = TARGETS[name].fallback
 
 
-def _lower_node(node: ir.Node, taken: set[str], *, target: str, provider: str, opset: int) -> LoweringOutcome:
+def _lower_node(node: ir.Node, around: _Surroundings, *, target: str, provider: str, opset: int) -> LoweringOutcome:
     name = node.name or ""
     spec, inputs = read_attention_node(node) if is_attention_node(node) else read_rotary_node(node)
     values = input_values(inputs)
@@ -98,7 +118,7 @@ def _lower_node(node: ir.Node, taken: set[str], *, target: str, provider: str, o
             return LoweringOutcome(name=name, target=candidate.name, note=note)
         if refusal is None:
             try:
-                note = _replace(node, candidate, request, taken)
+                note = _replace(node, candidate, request, around)
             except RefusedLoweringError as error:
                 refusal = str(error)
             else:
@@ -117,9 +137,9 @@ def _refusal(target: Target, spec: Spec, opset: int, *, converted: bool) -> str 
     return None
 
 
-def _replace(node: ir.Node, target: Target, request: LoweringRequest, taken: set[str]) -> str:
+def _replace(node: ir.Node, target: Target, request: LoweringRequest, around: _Surroundings) -> str:
     assert target.emit is not None and node.graph is not None, "a canonical node of a graph, and a target that replaces it"
-    body = BodyBuilder(prefix=f"{node.name or node.op_type}/", taken=taken)
+    body = BodyBuilder(prefix=f"{node.name or node.op_type}/", taken=around.taken, named_sizes=around.named_sizes)
     try:
         emitted: Emitted = target.emit(body, request)
     except SpecError as error:
