@@ -119,12 +119,7 @@ inline constexpr int kOutputVectors = kVectorBytes == 64 ? 8 : 4;
 template <class C, class T, int QueryRows, int Vectors>
 QKNORM_INLINE void weigh_columns(const C* weights, const T* values, int64_t stride, int64_t count, int64_t size,
                                  int64_t rest, C* outputs) {
-  Vector<C> sums[QueryRows][Vectors];
-#pragma GCC unroll 2
-  for (int r = 0; r < QueryRows; ++r) {
-#pragma GCC unroll 8
-    for (int j = 0; j < Vectors; ++j) sums[r][j] = load(outputs + r * size + j * kLanes<C>);
-  }
+  Vector<C> sums[QueryRows][Vectors] = {};
   for (int64_t k = 0; k < count; ++k) {
     Vector<C> weight[QueryRows];
 #pragma GCC unroll 2
@@ -143,7 +138,10 @@ QKNORM_INLINE void weigh_columns(const C* weights, const T* values, int64_t stri
 #pragma GCC unroll 2
   for (int r = 0; r < QueryRows; ++r) {
 #pragma GCC unroll 8
-    for (int j = 0; j < Vectors; ++j) store(outputs + r * size + j * kLanes<C>, sums[r][j]);
+    for (int j = 0; j < Vectors; ++j) {
+      C* at = outputs + r * size + j * kLanes<C>;
+      store(at, load(at) + sums[r][j]);
+    }
   }
 }
 

@@ -67,22 +67,19 @@ void score_panel(int64_t depth, const C* a, const C* b, C* out, Vector<C>* maxim
   }
 }
 
-// out[r] = out[r] * rescale + the product.
+// out[r] = out[r] * rescale + the product, which is summed on its own first: a sum over all keys in one chain would
+// lose more digits.
 template <class C, int Rows, int Vectors>
 void accumulate_panel(int64_t depth, const C* a, const C* b, C* out, const Vector<C>* rescale) {
-  TileSums<C, Rows, Vectors> sums;
-#pragma GCC unroll 16
-  for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 2
-    for (int j = 0; j < Vectors; ++j) {
-      sums.row[r][j] = load(out + r * Tile<C>::kColumns + j * kLanes<C>) * rescale[j];
-    }
-  }
+  TileSums<C, Rows, Vectors> sums = {};
   multiply_add<C, Rows, Vectors>(depth, a, b, sums);
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 2
-    for (int j = 0; j < Vectors; ++j) store(out + r * Tile<C>::kColumns + j * kLanes<C>, sums.row[r][j]);
+    for (int j = 0; j < Vectors; ++j) {
+      C* at = out + r * Tile<C>::kColumns + j * kLanes<C>;
+      store(at, load(at) * rescale[j] + sums.row[r][j]);
+    }
   }
 }
 

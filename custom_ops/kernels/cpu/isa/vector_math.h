@@ -17,12 +17,13 @@ QKNORM_INLINE Vector<float> exp2(Vector<float> x) {
   constexpr float magic = 12582912.0f + 127.0f;
   const Vector<float> shifted = x + magic;
   const Vector<float> fraction = x - (shifted - magic);
-  Vector<float> power = broadcast(0.0013276472f);
-  power = power * fraction + 0.0096755419f;
-  power = power * fraction + 0.0555071305f;
-  power = power * fraction + 0.2402212024f;
-  power = power * fraction + 0.6931469440f;
-  power = power * fraction + 1.0000001192f;
+  Vector<float> power = broadcast(0.00015353359f);
+  power = power * fraction + 0.0013398876f;
+  power = power * fraction + 0.009618437f;
+  power = power * fraction + 0.055503324f;
+  power = power * fraction + 0.24022648f;
+  power = power * fraction + 0.6931472f;
+  power = power * fraction + 1.0f;
   const Vector<float> scale = reinterpret_cast<Vector<float>>(reinterpret_cast<Bits>(shifted) << 23);
   return x < -126.0f ? Vector<float>{} : power * scale;
 }
