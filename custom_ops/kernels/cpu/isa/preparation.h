@@ -114,25 +114,40 @@ class Preparation {
     const C* bias = bias_ == nullptr ? nullptr : bias_ + head * plan_.bias.head_stride;
     const C* fused_weight = plan_.round_before_weight ? nullptr : weight;
     const C* fused_bias = plan_.round_before_weight ? nullptr : bias;
-    const int64_t group = (plan_.hidden_axis ? size * plan_.num_heads : size) / plan_.groups;
-    const int64_t token = batch * plan_.length + position;
-    int64_t begin = 0;
-    while (begin < size) {  // a group of a hidden norm may begin and end inside a head
-      const int64_t first = plan_.hidden_axis ? head * size : 0;
-      const int64_t index = (first + begin) / group;
-      const int64_t end = smaller((index + 1) * group - first, size);
-      NormStatistics statistics = known != nullptr    ? *known
-                                  : plan_.hidden_axis ? hidden_[token * plan_.groups + index]
-                                                      : norm_statistics(plan_, x + begin, end - begin);
-      statistics.factor *= static_cast<double>(factor);
-      apply_statistics(statistics, x + begin, fused_weight == nullptr ? nullptr : fused_weight + begin,
-                       fused_bias == nullptr ? nullptr : fused_bias + begin, factor, end - begin, out + begin);
-      begin = end;
+    if (known != nullptr) {
+      apply(*known, factor, fused_weight, fused_bias, 0, size, x, out);
+    } else {
+      apply_groups(batch, head, position, factor, fused_weight, fused_bias, x, out);
     }
     if (plan_.round_before_weight) {
       round_row(plan_.dtype, out, size);
       if (weight != nullptr) multiply_row(out, weight, size);
       if (bias != nullptr) add_row(out, bias, size);
+    }
+  }
+
+  // Values [begin, end) of a row.
+  void apply(NormStatistics statistics, C factor, const C* weight, const C* bias, int64_t begin, int64_t end,
+             const C* x, C* out) const {
+    statistics.factor *= static_cast<double>(factor);
+    apply_statistics(statistics, x + begin, weight == nullptr ? nullptr : weight + begin,
+                     bias == nullptr ? nullptr : bias + begin, factor, end - begin, out + begin);
+  }
+
+  // Each group with statistics of its own; a group of a hidden norm may begin and end inside a head.
+  void apply_groups(int64_t batch, int64_t head, int64_t position, C factor, const C* weight, const C* bias, const C* x,
+                    C* out) const {
+    const int64_t size = plan_.head_size;
+    const int64_t group = (plan_.hidden_axis ? size * plan_.num_heads : size) / plan_.groups;
+    const int64_t token = batch * plan_.length + position;
+    const int64_t first = plan_.hidden_axis ? head * size : 0;
+    int64_t begin = 0;
+    while (begin < size) {
+      const int64_t index = (first + begin) / group;
+      const int64_t end = smaller((index + 1) * group - first, size);
+      apply(plan_.hidden_axis ? hidden_[token * plan_.groups + index] : norm_statistics(plan_, x + begin, end - begin),
+            factor, weight, bias, begin, end, x, out);
+      begin = end;
     }
   }
 

@@ -191,6 +191,9 @@ class QueryBlock {
     const int64_t size = p_.head_size;
     Vector<C>* maximum = strip.state.tile_maximum;
     maximum[0] = maximum[1] = broadcast(-static_cast<C>(__builtin_inf()));
+    const int64_t end = range.begin + round_up(range.end[1] - range.begin, kRows);  // of whole panels
+    const bool all_plain = logits_.plain() && tile + range.begin >= strip.all.begin && tile + end <= strip.all.end;
+    const Limits limits = all_plain ? Limits{} : limits_in(strip, tile);
     for (int64_t key = range.begin; key < range.end[1]; key += kRows) {
       const C* panel = panels_.key_panel(panels, tile + key);
       ahead.step();
@@ -208,39 +211,48 @@ class QueryBlock {
           score_panel<C, n, 2>(size, panel, queries, logits, largest);
         }
       });
-      if (!plain) finish_logits(strip, tile, key, smaller(range.end[1] - key, kRows), bias, logits);
+      if (!plain) finish_logits(strip, limits, key, smaller(range.end[1] - key, kRows), bias, logits);
     }
   }
 
-  // Bounds and biases logits of `count` keys, hides what a row does not see, and keeps the maximum of each row.
-  void finish_logits(Strip<C>& strip, int64_t tile, int64_t first, int64_t count, const C* bias, C* logits) const {
+  // Keys [begin, end) of a tile that each row of a strip sees.
+  struct Limits {
+    Vector<C> begin[2];
+    Vector<C> end[2];
+  };
+
+  static Limits limits_in(const Strip<C>& strip, int64_t tile) {
     C begin[kColumns];
     C end[kColumns];
     for (int64_t r = 0; r < kColumns; ++r) {
-      begin[r] = static_cast<C>(clip(strip.of_row[r].begin - tile - first));
-      end[r] = static_cast<C>(clip(strip.of_row[r].end - tile - first));
+      begin[r] = static_cast<C>(clip(strip.of_row[r].begin - tile));
+      end[r] = static_cast<C>(clip(strip.of_row[r].end - tile));
     }
+    return {{load(begin), load(begin + kLanes<C>)}, {load(end), load(end + kLanes<C>)}};
+  }
+
+  static int64_t clip(int64_t key) { return smaller(larger(key, int64_t{-1}), kKeys + 1); }
+
+  // Bounds and biases logits of `count` keys, hides what a row does not see, and keeps the maximum of each row.
+  void finish_logits(Strip<C>& strip, const Limits& limits, int64_t first, int64_t count, const C* bias,
+                     C* logits) const {
     const Vector<C> hidden = broadcast(-static_cast<C>(__builtin_inf()));
     for (int j = 0; j < (one_vector(strip) ? 1 : 2); ++j) {
-      const Vector<C> first_seen = load(begin + j * kLanes<C>);
-      const Vector<C> past_last = load(end + j * kLanes<C>);
       Vector<C> maximum = strip.state.tile_maximum[j];
       for (int64_t i = 0; i < count; ++i) {
         C* at = logits + i * kColumns + j * kLanes<C>;
         Vector<C> x = load(at);
         if (!logits_.plain()) x = logits_.bounded(x);
         if (logits_.has_bias()) x = logits_.biased(x, load(bias + (first + i) * kColumns + j * kLanes<C>));
-        const Vector<C> index = broadcast(static_cast<C>(i));
-        x = index < first_seen ? hidden : x;
-        x = index < past_last ? x : hidden;
+        const Vector<C> key = broadcast(static_cast<C>(first + i));
+        x = key < limits.begin[j] ? hidden : x;
+        x = key < limits.end[j] ? x : hidden;
         maximum = larger<C>(maximum, x);
         store(at, x);
       }
       strip.state.tile_maximum[j] = maximum;
     }
   }
-
-  static int64_t clip(int64_t key) { return smaller(larger(key, int64_t{-1}), kRows + 1); }
 
   // The bias of the tile as [key][lane]; zeros in the spare lanes.
   void read_bias(const BlockOfRows& block, const Strip<C>& strip, int64_t tile, const StripRange& range, C* rows,
