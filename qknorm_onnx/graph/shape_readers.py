@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
@@ -30,7 +31,8 @@ def _redirect(shape: ir.Node, sources: Sequence[ir.Value]) -> bool:
     dims = list(value.shape)
     start = shape.attributes["start"].as_int() if "start" in shape.attributes else 0
     end = shape.attributes["end"].as_int() if "end" in shape.attributes else len(dims)
-    places = [_place(dim, sources) for dim in dims[start:end]]
+    known_before = _known_before(shape, sources)
+    places = [_place(dim, known_before) for dim in dims[start:end]]
     if not places or any(place is None for place in places):
         return False
     builder = NodeBuilder(f"{shape.outputs[0].name}/redirected")
@@ -43,6 +45,15 @@ def _redirect(shape: ir.Node, sources: Sequence[ir.Value]) -> bool:
     if shape.graph is not None:
         shape.graph.remove(shape, safe=True)
     return True
+
+
+def _known_before(shape: ir.Node, sources: Sequence[ir.Value]) -> list[ir.Value]:
+    """Those of `sources` that are computed before `shape`, and the inputs of the graph."""
+    graph = shape.graph
+    assert graph is not None, "readers are found through the graph"
+    before = set(itertools.takewhile(lambda node: node is not shape, graph))
+    known = [source for source in sources if source.producer() is None or source.producer() in before]
+    return [*known, *(value for value in graph.inputs if value not in known)]
 
 
 def _place(dim: Dim, sources: Sequence[ir.Value]) -> int | tuple[ir.Value, int] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
@@ -41,8 +42,16 @@ def flattened(model: ir.Model) -> ir.Model:
             if name not in weights and value.const_value is not None:
                 # A copy: the tensor was the attribute of a node of `model`, and its name would be changed there.
                 value.const_value = ir.Tensor(value.const_value.numpy(), dtype=value.const_value.dtype, name=name)
+        _spell_out_zeros(graph)
         _infer_graph(graph, flat.opset_imports.get("", 1))
     return flat
+
+
+def _spell_out_zeros(graph: ir.Graph) -> None:
+    """A ConstantOfShape without a value gives float32 zeros; as an attribute they are converted like any other constant."""
+    for node in graph:
+        if node.op_type == "ConstantOfShape" and "value" not in node.attributes:
+            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1, np.float32)))
 
 
 def graphs_of(graph: ir.Graph) -> Iterator[ir.Graph]:

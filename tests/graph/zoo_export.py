@@ -66,7 +66,17 @@ def fused(model: ir.Model) -> tuple[ir.Model, FusionReport]:
     fuse = FuseQKNormPass(RegionProver())
     fuse(copy)
     AttachBodiesPass()(copy)
+    assert_in_order(copy)
     return copy, fuse.report
+
+
+def assert_in_order(model: ir.Model) -> None:
+    """Every node reads what nodes before it made, as ONNX demands; not every runtime minds."""
+    made = set()
+    for node in model.graph:
+        late = [value for value in node.inputs if value is not None and value.producer() is not None and value not in made]
+        assert not late, f"{node.name} reads {late[0].name}, which is made after it"
+        made.update(node.outputs)
 
 
 def assert_parity(model: ir.Model, source: Exported, *, sizes: dict[str, int]) -> None:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from qknorm_onnx.errors import InputError
+from qknorm_onnx.runtime.float64_twin import raise_to_float64
 from qknorm_onnx.runtime.half_precision import convert_dtype
 from qknorm_onnx.runtime.runner import make_runner
 from tests.contract.case_models import model_of
@@ -49,6 +50,22 @@ def rms_norm(epsilon: float) -> ir.Model:
 def run(converted: ir.Model, dtype: str, **inputs):
     arithmetic = "bfloat16 emulated" if dtype == "bfloat16" else "native"
     return make_runner(converted, arithmetic=arithmetic).run(inputs)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_zeros_of_a_default_type_are_converted(dtype: str):
+    """ConstantOfShape without a value means float32 zeros, which no attribute says."""
+    nodes = [
+        oh.make_node("Shape", ["x"], ["shape"]),
+        oh.make_node("ConstantOfShape", ["shape"], ["zeros"]),
+        oh.make_node("Add", ["zeros", "x"], ["y"]),
+    ]
+    plain = model(nodes, [("x", FLOAT, ["n", 3])], ["y"])
+    x = np.array([[1.0, -2.0, 0.5]])
+    assert np.array_equal(run(convert_dtype(plain, dtype), dtype, x=x)["y"].astype(np.float64), x)
+    raised = make_runner(raise_to_float64(plain))
+    assert raised.how == "onnxruntime"
+    assert np.array_equal(raised.run({"x": x})["y"], x)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
