@@ -252,3 +252,19 @@ def test_more_logits_than_a_32_bit_index(library: NativeLibrary) -> None:
     y = library.attention(spec, inputs, threads=2)["Y"][:, -tail:]
     last = inputs | {"query": inputs["query"][:, -tail:], "query_offset": np.array([length - tail])}
     np.testing.assert_allclose(y, qk_norm_attention(spec, last)["Y"], atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("keys", [1, 11, 12, 13, 66, 127, 128, 129, 131, 132, 133, 150, 265])
+def test_lanes_without_a_key_weigh_nothing(kernels: NativeLibrary, dtype: str, keys: int) -> None:
+    """Where every logit is far below zero, a key of zeros that fills up a block would take all the weight."""
+    rng = np.random.default_rng(keys)
+    spec = make_spec(heads=4, kv_heads=2, scale=40.0, norm="rms")
+    inputs = make_inputs(rng, length=37, keys=keys, heads=4, kv_heads=2, size=16)
+    inputs["query"] = 1 + 0.02 * inputs["query"]
+    inputs["key"] = -1 + 0.02 * inputs["key"]
+    inputs = {name: value.astype(NUMPY_TYPES[dtype]) for name, value in inputs.items()}
+    expected = qk_norm_attention(spec, inputs)["Y"]
+    assert np.abs(expected).min(initial=np.inf) > 0
+    limit = 1e-11 if dtype == "float64" else 640 * 2.0**-20  # a logit's rounding is an error of its weight
+    np.testing.assert_allclose(kernels.attention(spec, inputs)["Y"], expected, rtol=0, atol=limit * np.abs(expected).max())
