@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import coverage_table
-from lowered_variants import OPSET, outcomes
+from lowered_variants import OPSET, ort_on_cuda, outcomes
 
 from qknorm_onnx.lowering.registry import TARGETS, LoweringOutcome
 from qknorm_onnx.spec.attributes import AttributeField, attribute_fields, to_attributes
@@ -112,6 +112,11 @@ def targets() -> str:
     return table(("variant", *(f"`{target}`" for target in TARGETS)), rows)
 
 
+def targets_on_cuda() -> str:
+    """What becomes of every variant under the target `ort` for CUDA."""
+    return table(("variant", "`ort` for CUDA"), ([f"`{v.name}`", _outcome("ort", ort_on_cuda(v))] for v in VARIANTS.values()))
+
+
 def _outcome(asked_for: str, outcome: LoweringOutcome) -> str:
     if outcome.target == asked_for and asked_for == "custom-op":
         return "yes"  # its note says which kernel runs, which the table of kernels says once
@@ -149,6 +154,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "kernels": kernels,
     "variants": variants,
     f"targets at opset {OPSET}": targets,
+    "target ort for CUDA": targets_on_cuda,
     f"inputs of {ATTENTION_OP}": lambda: tensors(ATTENTION_INPUTS),
     f"outputs of {ATTENTION_OP}": lambda: tensors(ATTENTION_OUTPUTS),
     f"attributes of {ATTENTION_OP}": lambda: attributes(QKNormSpec),

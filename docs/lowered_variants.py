@@ -20,14 +20,22 @@ def outcomes(variant: Variant) -> dict[str, LoweringOutcome]:
     return {target: lower(one_node_model(variant), target=target, provider="cpu")[0] for target in TARGETS}
 
 
-def one_node_model(variant: Variant) -> ir.Model:
+def ort_on_cuda(variant: Variant) -> LoweringOutcome:
+    """What becomes of the variant's node under target `ort` for CUDA, in float16, without a cache."""
+    return lower(one_node_model(variant, dtype=ir.DataType.FLOAT16), target="ort", provider="cuda")[0]
+
+
+def one_node_model(variant: Variant, *, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Model:
     """A model of one canonical node; batch and sequence are symbols."""
     attention, size = variant.spec.attention, variant.head_size
     shapes: dict[str, list[int | str]] = {"query": ["batch", "sequence", attention.q_num_heads * size]}
     shapes["key"] = shapes["value"] = ["batch", "sequence", attention.kv_num_heads * size]
     shapes |= {tensor.name: _shape(variant, tensor.shape) for tensor in variant.inputs}
     masks = {tensor.name for tensor in variant.inputs if tensor.values == "bool mask"}
-    values = {name: _value(name, shape, is_bool=name in masks) for name, shape in shapes.items()}
+    values = {
+        name: ir.Value(name=name, type=ir.TensorType(ir.DataType.BOOL if name in masks else dtype), shape=ir.Shape(shape))
+        for name, shape in shapes.items()
+    }
     node = make_attention_node(variant.spec, AttentionInputs(**values), name=variant.name)
     graph = ir.Graph(
         list(values.values()), [node.outputs[0]], nodes=[node], opset_imports={"": OPSET, DOMAIN: VERSION}, name=variant.name
@@ -42,8 +50,3 @@ def _shape(variant: Variant, letters: str) -> list[int | str]:
     numbers |= {"Hq*D": attention.q_num_heads * size, "Hkv*D": attention.kv_num_heads * size}
     names = [letter.strip() for letter in letters.strip("()").split(",") if letter.strip()]
     return [SYMBOLS[name] if name in SYMBOLS else numbers[name] for name in names]
-
-
-def _value(name: str, shape: list[int | str], *, is_bool: bool) -> ir.Value:
-    dtype = ir.DataType.BOOL if is_bool else ir.DataType.FLOAT
-    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))

@@ -81,7 +81,7 @@ def choose_core(body: BodyBuilder, request: LoweringRequest) -> ContribCore:
         dtype = _grouped_dtype(request)
         return ContribCore(operator="GroupQueryAttention", dtype=dtype, causal=is_causal(spec))
     if multi:
-        raise RefusedLoweringError(f"{grouped}; {multi}")
+        raise RefusedLoweringError(f"{grouped}, and {multi}")
     dtype = precision.io if request.provider == "cuda" else precision.attention
     return ContribCore(operator="MultiHeadAttention", dtype=dtype)
 
