@@ -81,7 +81,7 @@ def measure_limits(*, threads: int, clock: Clock, matmul_size: int = MATMUL_SIZE
     """Both limits, each the best of several measurements."""
     return Limits(
         matmul_gflops=_matmul_gflops(matmul_size, threads, clock),
-        read_gb_per_s=_read_gb_per_s(read_bytes, threads, clock),
+        read_gb_per_s=read_gb_per_s(read_bytes, threads=threads, clock=clock),
         matmul_size=matmul_size,
     )
 
@@ -95,8 +95,11 @@ def _matmul_gflops(size: int, threads: int, clock: Clock) -> float:
     return 2e-9 * size**3 / _best_seconds(session.call, clock)
 
 
-def _read_gb_per_s(num_bytes: int, threads: int, clock: Clock) -> float:
-    """The faster of two loops: NumPy's maximum, a part of the array in each thread, and PyTorch's own."""
+def read_gb_per_s(num_bytes: int, *, threads: int, clock: Clock) -> float:
+    """The rate of reading an array again and again: one that fits into a cache is read from there.
+
+    The faster of two loops: NumPy's maximum, a part of the array in each thread, and PyTorch's own.
+    """
     array = np.zeros(num_bytes // 4, dtype=np.float32)
     array += 1  # writes every page: untouched ones all lie on the same page of zeros
     tensor = import_torch().from_numpy(array)

@@ -13,7 +13,7 @@ from qknorm_onnx import custom_ops
 from qknorm_onnx.benchmark import contrib_contestants, onnx_contestants, torch_contestants
 from qknorm_onnx.benchmark.cases import FASTEST_PEER, AnyCase, Bar, Case, Entry, MemoryCase
 from qknorm_onnx.benchmark.contestant import Contestant, LeftOutError, Maker
-from qknorm_onnx.benchmark.machine import MATMUL_SIZE, READ_BYTES, Limits, describe, load_average, measure_limits
+from qknorm_onnx.benchmark.machine import MATMUL_SIZE, READ_BYTES, describe, load_average, measure_limits, read_gb_per_s
 from qknorm_onnx.benchmark.peak_memory import peak_memory_mb
 from qknorm_onnx.benchmark.problem import Problem, Tensor, Tensors, true_output
 from qknorm_onnx.benchmark.report import BenchmarkReport, CaseResult, Figure, TimedEntry
@@ -88,13 +88,13 @@ def run_benchmark(
         results = []
         for case in cases:
             progress(case.id)
-            results.append(run_case(case, settings, limits, makers or MAKERS))
+            results.append(run_case(case, settings, makers or MAKERS))
             gc.collect()
     machine = dataclasses.replace(machine, load_after=load_average())
     return BenchmarkReport(machine=machine, limits=limits, rounds=settings.rounds, quick=settings.quick, cases=tuple(results))
 
 
-def run_case(case: AnyCase, settings: Settings, limits: Limits, makers: Mapping[str, Maker]) -> CaseResult:
+def run_case(case: AnyCase, settings: Settings, makers: Mapping[str, Maker]) -> CaseResult:
     """One case. Raises WrongResultError."""
     if isinstance(case, MemoryCase):
         return _run_memory(case, settings)
@@ -118,7 +118,7 @@ def run_case(case: AnyCase, settings: Settings, limits: Limits, makers: Mapping[
     pause = 0.0 if settings.quick else PAUSE_SECONDS
     times = interleaved(calls, rounds=settings.rounds, clock=clock_for(settings.threads)[1], pause=pause)
     timed = tuple(_timed(entry, times[entry.name], errors[entry.name]) for entry in case.entries if entry.name in times)
-    figures = (*_ratios(case, times), *_read_share(case, timed, limits))
+    figures = (*_ratios(case, times), *_read_share(case, timed, settings))
     return CaseResult(id=case.id, title=case.title, entries=timed, figures=figures, left_out=left_out)
 
 
@@ -191,11 +191,14 @@ def _ratio(bar: Bar, against: str, times: Mapping[str, list[float]]) -> Figure:
     return Figure(what=f"{bar.entry} against {named}", value=value, unit="x", bar=bar.at_least, stretch=bar.stretch)
 
 
-def _read_share(case: Case, timed: Sequence[TimedEntry], limits: Limits) -> list[Figure]:
+def _read_share(case: Case, timed: Sequence[TimedEntry], settings: Settings) -> list[Figure]:
+    """Beside a loop that reads as many bytes again and again, so from the same caches or from memory."""
     if case.read_share_stretch is None:
         return []
-    shares = [entry.cache_gb_per_s / limits.read_gb_per_s for entry in timed if entry.cache_gb_per_s is not None]
-    what = "native, of the read bandwidth"
+    num_bytes = next(entry.problem.cache_bytes for entry in case.entries if entry.is_native)
+    limit = read_gb_per_s(num_bytes, threads=settings.threads, clock=clock_for(settings.threads)[1])
+    shares = [entry.cache_gb_per_s / limit for entry in timed if entry.cache_gb_per_s is not None]
+    what = f"native, of a loop reading {1e-6 * num_bytes:.0f} MB at {limit:.1f} GB/s"
     return [Figure(what=what, value=share, unit="share", stretch=case.read_share_stretch) for share in shares]
 
 
