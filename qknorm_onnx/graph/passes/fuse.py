@@ -89,7 +89,9 @@ class FuseQKNormPass(ir.passes.InPlacePass):
         try:
             replacement = build_replacement(found)
         except SpecError as error:
-            self._decline(found.name, Declined(f"its shapes contradict each other: {error}", core.node))
+            self._decline(
+                found.name, Declined(f"its shapes contradict each other: {error}", core.node, "change what the message names")
+            )
             return False
         proof = self._prove(replacement, model)
         if proof.verdict == "refused":
@@ -157,11 +159,23 @@ def insert(replacement: Replacement, graph: ir.Graph) -> tuple[str, ...]:
     replacement.builder.insert_before(anchor)
     inside = _inside(replacement)
     for old, new in replacement.outputs:
+        early = _uses_before(old, anchor)
         replace_value(old, new)
+        for usage in early:
+            usage.node.replace_input_with(usage.idx, old)
     removed = _remove_unused([old.producer() for old, _ in replacement.outputs], inside)
     left = [node for node in inside if node.graph is not None]
     removed += _remove_unused(redirect_shape_readers(left, replacement.boundary), inside)
     return tuple(sorted(before[node] for node in removed))
+
+
+def _uses_before(value: ir.Value, anchor: ir.Node) -> list[ir.Usage]:
+    """Where `value` is read in front of `anchor`: a mask may be computed from the same keys or values that are cached."""
+    readers = {usage.node for usage in value.uses()}
+    if readers <= {anchor} or anchor.graph is None:
+        return []
+    before = set(itertools.takewhile(lambda node: node is not anchor, anchor.graph))
+    return [usage for usage in value.uses() if usage.node in before]
 
 
 def _inside(replacement: Replacement) -> list[ir.Node]:
