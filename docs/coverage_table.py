@@ -93,6 +93,19 @@ def cells_of(row: Row) -> dict[str, Cell]:
     return {**row.parity, **({"decode": row.decode.parity} if row.decode else {})}
 
 
+def explained(rows: Iterable[Row], sentences: Mapping[tuple[str, str], str]) -> list[Row]:
+    """The rows with what is known of their failures; `sentences` by entry and column."""
+    found = []
+    for row in rows:
+        known = {name: sentences[row.entry, name] for name, cell in row.parity.items() if (row.entry, name) in sentences}
+        cells = {
+            name: dataclasses.replace(cell, reason=f"{cell.reason}: {known[name]}") if name in known else cell
+            for name, cell in row.parity.items()
+        }
+        found.append(dataclasses.replace(row, parity=cells))
+    return found
+
+
 def entries(rows: Sequence[Row]) -> str:
     """One line per entry."""
     header = ("entry", "norm, over, where, rotary, scale, mask", "export", "fused", *PARITY, "decode with a cache")
@@ -160,11 +173,11 @@ def totals(rows: Sequence[Row]) -> str:
         ["attentions declined with a reason", str(sum(len(row.missed) for row in rows))],
     ]
     lines += [[f"{name} ({what})", _passed(rows, name)] for name, what in PARITY.items()]
-    wanted = [row for row in rows if row.decode_wanted]
-    complete = [
-        row for row in wanted if row.decode and row.decode.fused == row.decode.fusable and row.decode.parity.verdict == "ok"
-    ]
-    lines.append(["decode with a cache, entries whose cache is a plain one", f"{len(complete)} of {len(wanted)}"])
+    wanted = [row for row in rows if row.decode_wanted and row.fusable]
+    decoding = [row.decode for row in wanted if row.decode is not None]
+    cached, good = sum(decode.fused for decode in decoding), sum(decode.parity.verdict == "ok" for decode in decoding)
+    lines.append(["attentions fused with a plain cache inside", _share(cached, sum(row.fusable for row in wanted))])
+    lines.append(["decode with that cache (native kernels in float32)", f"{good} of {len(wanted)}"])
     return _table(("what", "count"), lines)
 
 

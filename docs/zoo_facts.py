@@ -47,6 +47,34 @@ _OTHERS: Final = {
 # torch cannot export it: its sparse indexer branches on data.
 NOT_EXPORTED: Final = frozenset({"qwen4_exp_text"})
 
+_TIES: Final = "the output are indices of the best keys, and equal scores (zeros of a relu, masked ones) have no order"
+_ROUTER: Final = (
+    "single tokens: where the router finds two experts nearly equal, a rounding to bfloat16 chooses the other one; in PyTorch it "
+    "does so for other tokens"
+)
+# (entry, column of docs/coverage.md) -> why it fails there and stays so.
+KNOWN_FAILURES: Final = {
+    ("deepseek_v32_indexer_NOT_attention", "fp32"): _TIES,
+    ("deepseek_v32_indexer_NOT_attention", "fp16"): _TIES,
+    ("deepseek_v32_indexer_NOT_attention", "bf16 emulated"): _TIES,
+    ("gemma4_text", "fp32"): (
+        "scale 1 with heads of 512 values makes large logits; the function body in onnxruntime errs as much, and PyTorch itself "
+        "does on longer inputs"
+    ),
+    **{
+        (entry, "bf16 emulated"): _ROUTER
+        for entry in (
+            "qwen3_moe",
+            "lfm2_moe",
+            "glm4_moe_qknorm",
+            "beam",
+            "qwen3_omni_thinker_text",
+            "minimax_m3_text",
+            "qwen3_next_full",
+        )
+    },
+}
+
 
 def facts(entry: str) -> Facts:
     """The facts of an entry; most have two layers of attention."""
