@@ -14,7 +14,7 @@ from qknorm_onnx.graph.qk_norm_node import RotaryInputs, make_rotary_node
 from qknorm_onnx.lowering.registry import lower
 from qknorm_onnx.spec.qk_norm_spec import NormSpec, QKNormRotarySpec, RotarySpec
 from qknorm_onnx.spec.variant_inputs import norm_gains
-from tests.contract.case_models import feeds_of, over_budget, run_ort
+from tests.contract.case_models import error, feeds_of, over_budget, rounded, run_ort
 from tests.contract.named_sizes import lowered, named_model, with_unused_entries
 from tests.contract.spec_cases import GROUPS, case, group, optional, tables
 
@@ -136,6 +136,33 @@ def test_the_lowest_number_is_no_mask():
     model, outcomes = lowered(cases)
     assert {outcome.target for outcome in outcomes.values()} == {"ort"}
     assert not judged(model, cases)
+
+
+def test_a_float32_bias_of_float16_tensors_keeps_its_lowest_number():
+    bias = optional("attention_bias", "(B, 1, S, T)", "logits")
+    found = case("wide-bias", inputs=(*GAINS, bias), is_causal=True, sizes={"past_length": 3}, num_outputs=3)
+    found.inputs["attention_bias"][0, 0, 1, :] = np.finfo(np.float32).min  # as float16 it would be minus infinity
+    model = named_model([found], "float16", attach=False)
+    name = "wide-bias/attention_bias"
+    next(value for value in model.graph.inputs if value.name == name).type = ir.TensorType(ir.DataType.FLOAT)
+    AttachBodiesPass()(model)
+    (outcome,) = lower(model, target="ort", provider="cpu")
+    assert (outcome.target, outcome.note) == ("ort", GROUPED)
+    given = rounded(found, "float16") | {"attention_bias": found.inputs["attention_bias"].astype(np.float32)}
+    outputs = run_ort(model, {f"wide-bias/{key}": value for key, value in given.items()})
+    expected = found.expected({key: value.astype(np.float64) for key, value in given.items()})
+    assert np.abs(expected[0][0, 1]).max() > 0.1
+    for value, name in zip(expected, ("Y", "present_key", "present_value"), strict=True):
+        assert error(outputs[f"wide-bias/{name}"], value) < 4 * np.finfo(np.float16).eps
+
+
+def test_float16_caches_are_read_as_they_are():
+    for sizes in ({"past_length": 3}, {"past_length": 3, "capacity": 9}):
+        found = case("narrow", inputs=GAINS, is_causal=True, sizes=sizes, num_outputs=3)
+        model, _ = served([found], GROUPED, "float16")
+        (node,) = [node for node in model.graph if node.op_type == GROUPED]
+        assert [value.name for value in node.inputs[3:5]] == ["narrow/past_key", "narrow/past_value"]
+        assert [value.name for value in node.outputs[1:]] == ["narrow/present_key", "narrow/present_value"]
 
 
 def test_attention_in_both_directions_with_shared_heads_is_a_group_query_attention_that_is_not_causal():
