@@ -51,11 +51,14 @@ class Located:
 
 @dataclasses.dataclass(frozen=True)
 class Declined:
-    """Not rewritten: why (a clause that can follow the attention's name), the node where the walk stopped, what would help."""
+    """Not rewritten: why (a clause that can follow the attention's name), and the node where the walk stopped.
+
+    `hint` says what would make it match, or that nothing would, as it is not QK-Norm attention.
+    """
 
     reason: str
     node: ir.Node | None
-    hint: str = ""
+    hint: str
 
 
 @dataclasses.dataclass(frozen=True)

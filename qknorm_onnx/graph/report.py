@@ -29,7 +29,7 @@ class Declined:
     name: str
     reason: str
     node: str
-    hint: str = ""
+    hint: str
 
     def __str__(self) -> str:
         return f"{self.name}: declined at {self.node}: {self.reason}"

@@ -86,6 +86,7 @@ EXTRA = """
   minus_half = Constant<value = float {-0.5}>()
   one = Constant<value = float {1.0}>()
   count = Constant<value = float {8.0}>()
+  seven = Constant<value = float {7.0}>()
   square = Constant<value = float {0.000001}>()
 """
 
@@ -113,6 +114,62 @@ def test_root_of_sum_and_epsilon_is_rms(rotary_first):
     node = next(node for node in model.graph if node.op_type == "QKNormAttention")
     weight = node.inputs[3].const_value.numpy()
     assert weight.shape == (HEAD_SIZE,) and weight == pytest.approx(HEAD_SIZE**-0.5)
+
+
+CENTRED_SQUARES = CENTRED + "  {n}_sq = Mul({n}_c, {n}_c)\n"
+VARIANCE = CENTRED_SQUARES + "  {n}_flat = ReduceMean<keepdims=0>({n}_sq, last)\n  {n}_v = Unsqueeze({n}_flat, last)\n"
+SAMPLE = CENTRED_SQUARES + "  {n}_sum = ReduceSum<keepdims=1>({n}_sq, last)\n  {n}_v = Div({n}_sum, seven)\n"
+INSIDE = "  {n}_e = Add({n}_v, eps)\n  {n}_r = Sqrt({n}_e)\n  {n}_h = Div({n}_c, {n}_r)\n  {y} = Mul({n}_h, {w})\n"
+OUTSIDE = "  {n}_s = Sqrt({n}_v)\n  {n}_r = Add({n}_s, eps)\n  {n}_g = Mul({w}, {n}_c)\n  {y} = Div({n}_g, {n}_r)\n"
+RATIO = (HEAD_SIZE - 1) / HEAD_SIZE
+VARIANCES = {
+    "variance without its axis": (VARIANCE + INSIDE, 1.0),
+    "mean of squares minus square of mean": (
+        CENTRED + MEAN + "  {n}_m2 = Mul({n}_mu, {n}_mu)\n  {n}_v = Sub({n}_mean, {n}_m2)\n" + INSIDE,
+        1.0,
+    ),
+    "unbiased variance": (SAMPLE + INSIDE, RATIO),
+    "unbiased variance, from the mean": (
+        CENTRED_SQUARES
+        + "  {n}_mean = ReduceMean<keepdims=1>({n}_sq, last)\n  {n}_x = Mul({n}_mean, count)\n  {n}_v = Div({n}_x, seven)\n"
+        + INSIDE,
+        RATIO,
+    ),
+    "standard deviation of a sample, weight first": (SAMPLE + OUTSIDE, math.sqrt(RATIO)),
+    "mean from a sum": (
+        VARIANCE.replace(
+            "{n}_mu = ReduceMean<keepdims=1>({x}, last)", "{n}_tot = ReduceSum({x}, last)\n  {n}_mu = Div({n}_tot, count)"
+        )
+        + INSIDE,
+        1.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARIANCES)
+def test_layer_norm_from_a_variance(name):
+    """An unbiased variance is D / (D - 1) of the other: another epsilon and a factor of the weight, exactly."""
+    text, ratio = VARIANCES[name]
+    _, report = fused(attention_model(Spelling(q_norm=text, k_norm=text, constants=EXTRA)))
+    assert not report.declined and not report.refused
+    (attention,) = report.fused
+    norm = attention.spec.norm
+    assert attention.note == "" and (norm.q_kind, norm.k_kind) == ("layer", "layer")
+    assert norm.epsilon_mode == ("outside_sqrt" if "weight first" in name else "inside_sqrt")
+    assert math.isclose(norm.q_epsilon, EPS * ratio, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CENTRED_SQUARES + "  {n}_v = ReduceMean<keepdims=1>({n}_sq, last)\n" + INSIDE.replace("Div({n}_c,", "Div({x},"),
+        MEAN.replace("_mean", "_v") + CENTRED + INSIDE,
+    ],
+)
+def test_centred_on_one_side_only_is_no_norm(text):
+    model, report = fused(attention_model(Spelling(q_norm=text, k_norm=text, constants=EXTRA)))
+    assert not report.fused and not any(node.op_type == "QKNormAttention" for node in model.graph)
+    assert report.declined and report.declined[0].hint
 
 
 def test_weights_of_one_and_biases_of_zero_are_dropped():

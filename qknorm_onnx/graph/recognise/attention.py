@@ -11,7 +11,7 @@ from qknorm_onnx.graph.recognise.constants import attribute_float, attribute_int
 from qknorm_onnx.graph.recognise.contrib_attention import read_multi_head_attention
 from qknorm_onnx.graph.recognise.group_query_attention import read_group_query_attention
 from qknorm_onnx.graph.recognise.layout import dims_of
-from qknorm_onnx.graph.recognise.products import folds_only, read_score_product, read_value_product
+from qknorm_onnx.graph.recognise.products import SHAPES_HINT, folds_only, read_score_product, read_value_product
 from qknorm_onnx.graph.recognise.scores import Scores, read_scores
 from qknorm_onnx.graph.recognise.sinks import cuts_last_column
 
@@ -42,7 +42,8 @@ def read_softmax(node: ir.Node) -> Core | Declined | None:
         return product if isinstance(product, Declined) else scores  # type: ignore[return-value]
     weighing, probabilities, cut = product
     if cut != (scores.sink is not None):
-        return Declined("its softmax has a column more or less than its values", node)
+        reason = "its softmax has a column more or less than its values"
+        return Declined(reason, node, "append sinks as one column of logits, and cut exactly that one off behind the softmax")
     return _softmax_core(node, scores, weighing, probabilities)
 
 
@@ -122,18 +123,21 @@ def read_attention_operator(node: ir.Node) -> Core | Declined | None:
     operands = [input_of(node, index) for index in range(3)]
     shapes = [dims_of(item) if item is not None else None for item in operands]
     if any(shape is None for shape in shapes):
-        return Declined("the shapes of its operands are unknown", node, "run shape inference first")
+        return Declined("the shapes of its operands are unknown", node, SHAPES_HINT)
     if attribute_int(node, "qk_matmul_output_mode", 0) or len(node.outputs) > 3:
-        return Declined("it also returns its logits", node)
+        return Declined("it also returns its logits", node, "export without the output qk_matmul_output")
     if input_of(node, 6) is not None:
-        return Declined("it reads a padded cache (nonpad_kv_seqlen)", node)
+        return Declined("it reads a padded cache (nonpad_kv_seqlen)", node, "hide the padding with a mask instead")
     located = [_operand(node, value, name) for value, name in zip(operands, ("q", "kv", "kv"), strict=True)]
     if any(item is None for item in located):
-        return Declined("its operands have neither three nor four axes, or their number of heads is not fixed", node)
+        reason = "its operands have neither three nor four axes, or their number of heads is not fixed"
+        return Declined(
+            reason, node, "export with a fixed number of heads; give q_num_heads and kv_num_heads where there are three axes"
+        )
     query, key, value = (item for item in located if item is not None)
     head_size = query.static("D")
     if head_size is None:
-        return Declined("the size of its heads is not fixed", node)
+        return Declined("the size of its heads is not fixed", node, "export with a fixed size of the heads")
     scale = attribute_float(node, "scale", 0.0) or head_size**-0.5
     mask, past_key, past_value = input_of(node, 3), input_of(node, 4), input_of(node, 5)
     presents = (node.outputs[1], node.outputs[2]) if len(node.outputs) == 3 else None

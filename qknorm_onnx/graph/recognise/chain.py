@@ -30,6 +30,10 @@ from qknorm_onnx.graph.recognise.rotary import read_rotary
 from qknorm_onnx.graph.recognise.streams import read_streams
 
 MAX_STEPS = 64
+GATE_HINT = (
+    "a gate on queries or keys is not QK-Norm attention; if this is a norm, write it as the operators LayerNormalization or "
+    "RMSNormalization, or with its statistic over the values of a head"
+)
 Steps = tuple[Step, ...]
 ChainReader = Callable[[Located], Steps | Declined | None]
 
@@ -110,7 +114,7 @@ def read_factor(located: Located) -> Steps | Declined | None:
         return None
     data, parameter = operands
     if _depends_on(parameter, data):
-        return Declined("it is multiplied by something that is computed from it", node)
+        return Declined("it is multiplied by something that is computed from it", node, GATE_HINT)
     source = located.at(data, located.layout)
     return (Step(Factor(aligned(parameter, located.layout), node.op_type == "Div", node), source),)
 

@@ -262,7 +262,8 @@ def _reduce_sum(visit: Visit) -> Channels:
     parts = np.moveaxis(data, places[0], 0)
     out = np.empty(parts.shape[1:], dtype=object)
     for index in np.ndindex(out.shape):
-        out[index] = tuple(term for part in parts for term in part[index])
+        column = (slice(None), *index)
+        out[index] = tuple(term for terms in parts[column] for term in terms)
     return np.expand_dims(out, places[0]) if attribute_int(visit.node, "keepdims", 1) else out
 
 

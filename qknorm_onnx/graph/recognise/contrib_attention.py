@@ -13,17 +13,18 @@ def read_multi_head_attention(node: ir.Node) -> Core | Declined | None:
     """MultiHeadAttention on operands (B, S, H*D), keys and values also (B, H, S, D); H is the same for q, k and v."""
     if (node.domain, node.op_type) != (MICROSOFT_DOMAIN, "MultiHeadAttention"):
         return None
-    for index, what in UNREAD_INPUTS.items():
+    for index, (what, hint) in UNREAD_INPUTS.items():
         if input_of(node, index) is not None:
-            return Declined(f"its MultiHeadAttention has {what}", node)
+            return Declined(f"its MultiHeadAttention has {what}", node, hint)
     heads = attribute_int(node, "num_heads", 0)
     operands = [_operand(input_of(node, index), heads) for index in range(3)]
     if any(operand is None for operand in operands):
-        return Declined("the operands of its MultiHeadAttention are packed, or their shapes are unknown", node)
+        reason = "the operands of its MultiHeadAttention are packed, or their shapes are unknown"
+        return Declined(reason, node, "give it queries, keys and values of known sizes as three inputs")
     query, key, value = (operand for operand in operands if operand is not None)
     head_size = query.static("D")
     if head_size is None:
-        return Declined("the size of its heads is not fixed", node)
+        return Declined("the size of its heads is not fixed", node, "export with a fixed size of the heads")
     bias = input_of(node, 5)
     past_key, past_value = input_of(node, 6), input_of(node, 7)
     return Core(
@@ -40,7 +41,12 @@ def read_multi_head_attention(node: ir.Node) -> Core | Declined | None:
     )
 
 
-UNREAD_INPUTS = {3: "a bias of its own", 4: "a key padding mask", 8: "a past length", 9: "a cache of beams"}
+UNREAD_INPUTS = {
+    3: ("a bias of its own", "add the bias in front of it, before the norms"),
+    4: ("a key padding mask", "give the mask as its attention_bias"),
+    8: ("a past length", "build the file with a cache that grows"),
+    9: ("a cache of beams", "build the file without beam search inside"),
+}
 
 
 def _operand(value: ir.Value | None, heads: int) -> Located | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match import Declined
+from qknorm_onnx.graph.recognise.layout import LAYOUT_READERS
+from qknorm_onnx.graph.recognise.products import SHAPES_HINT
 
 # Everything before a projection is the model's own business (block norms, embeddings).
 PROJECTIONS = frozenset(
@@ -21,11 +23,26 @@ PROJECTIONS = frozenset(
         "Attention",
     ]
 )
+# Why, and what would make it match, by the operator.
 REASONS = {
-    "BatchNormalization": "its queries or keys pass a BatchNormalization, which at inference is a fixed factor and not a norm",
-    "Tanh": "its queries or keys pass a Tanh, which bounds values but does not normalise them",
-    "Clip": "its queries or keys are clipped between norm and attention",
+    "BatchNormalization": (
+        "its queries or keys pass a BatchNormalization, which at inference is a fixed factor and not a norm",
+        "this is not QK-Norm attention: fold the factor into the projection",
+    ),
+    "Tanh": (
+        "its queries or keys pass a Tanh, which bounds values but does not normalise them",
+        "this is not QK-Norm attention: nothing to do",
+    ),
+    "Clip": (
+        "its queries or keys are clipped between norm and attention",
+        "export without the clipping (clip_qkv=None), where the model was not trained with it",
+    ),
+    "SkipSimplifiedLayerNormalization": (
+        "its queries or keys are normalised together with the sum in front of the norm",
+        "optimise without the fusion of skip connections into norms (enable_skip_layer_norm=False)",
+    ),
 }
+OTHER_HINT = "move it in front of the norm or behind the attention; where it is a norm itself, write it as one operator"
 NORM_LIKE = frozenset(
     {
         "BatchNormalization",
@@ -56,14 +73,31 @@ def norm_behind(value: ir.Value) -> Declined | None:
             continue
         seen.add(item)
         if node.op_type in NORM_LIKE:
-            return _refusal(stopped, node)
+            return _refusal(stopped, node, sized=all(map(_is_sized, seen)))
         waiting += [operand for operand in node.inputs if operand is not None]
     return None
 
 
-def _refusal(stopped: ir.Node | None, norm: ir.Node) -> Declined:
+def _refusal(stopped: ir.Node | None, norm: ir.Node, *, sized: bool) -> Declined:
+    """`sized`: all shapes between both are known."""
     place = stopped if stopped is not None else norm
-    reason = REASONS.get(place.op_type) or REASONS.get(norm.op_type)
-    if reason is None:
-        reason = f"{place.op_type} stands between its {norm.op_type} and the attention, which no known form of QK-Norm has"
-    return Declined(reason, place)
+    known = REASONS.get(place.op_type) or REASONS.get(norm.op_type)
+    if known is not None:
+        reason, hint = known
+        return Declined(reason, place, hint)
+    if place.op_type in LAYOUT_READERS and not sized:
+        return Declined(f"shapes between its {norm.op_type} and {place.op_type} are unknown", place, SHAPES_HINT)
+    reason = f"{place.op_type} stands between its {norm.op_type} and the attention, which no known form of QK-Norm has"
+    return Declined(reason, place, OTHER_HINT)
+
+
+# How ONNX's shape inference calls dimensions that it cannot tell.
+INVENTED_NAMES = "unk__"
+
+
+def _is_sized(value: ir.Value) -> bool:
+    """Whether the shape of `value` is known, a dimension at least by a name that the file gave it."""
+    if value.shape is None:
+        return False
+    names = [dim.value for dim in value.shape if isinstance(dim, ir.SymbolicDim)]
+    return all(name is not None and INVENTED_NAMES not in str(name) for name in names)

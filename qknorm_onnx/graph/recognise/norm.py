@@ -6,16 +6,20 @@ the core first: bias, weight, and the norm itself.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match import Declined, Factor, Layout, Located, Norm, Offset, Parameter, Step
-from qknorm_onnx.graph.recognise.constants import attribute_float, attribute_int, attribute_or_input, input_of, producer, rank_of
-from qknorm_onnx.graph.recognise.layout import letters_of
+from qknorm_onnx.graph.recognise.constants import attribute_float, attribute_int, input_of, producer, rank_of
+from qknorm_onnx.graph.recognise.layout import dims_of, letters_of, same_size
 from qknorm_onnx.graph.recognise.norm_groups import read_group_norm, read_instance_norm, read_norm_of_each_head
-from qknorm_onnx.graph.recognise.row_size import RowSize, read_inverse_size, read_size, same_row
+from qknorm_onnx.graph.recognise.row_size import RowSize, mean_of, read_inverse_size, read_size, same_row
 from qknorm_onnx.spec.qk_norm_spec import NormAxis, NormKind
+
+CENTRED_HINT = "divide by the root of the mean of squares, as LayerNorm does, and put the factor into the weight"
+FIXED_HINT = "export with a fixed size of the heads"
 
 NormReader = Callable[[Located], tuple[Step, ...] | Declined | None]
 
@@ -65,17 +69,47 @@ NORM_OPERATORS: dict[tuple[str, str], NormKind] = {
 
 
 def read_quotient(located: Located) -> tuple[Step, ...] | Declined | None:
-    """x / size(x) or x * (1 / size(x)), where the size is written out in elementary operators."""
+    """x / size(x) or x * (1 / size(x)), where the size is written out in elementary operators; x may be weighted already."""
     for row, size, node in _quotients(located.value):
-        if size is None or not (same_row(row, size.row)):
+        if size is None or not _has_its_axes(size, row, node):
             continue
-        axis = _norm_axis(located.layout, size.axes, node)
-        if isinstance(axis, Declined):
-            return axis
-        centred, source = _uncentred(row, size.axes)
-        norm = _as_norm(size, axis, located, centred=centred, node=node)
-        return norm if isinstance(norm, Declined) else (Step(norm, located.at(source, located.layout)),)
+        for source, weight in _weighted(row, located):
+            centred, source = _uncentred(source, size.axes)
+            of_centred, of_source = (True, size.row) if size.centred else _uncentred(size.row, size.axes)
+            if centred != of_centred or not same_row(source, of_source):
+                continue
+            axis = _norm_axis(located.layout, size.axes, node)
+            if isinstance(axis, Declined):
+                return axis
+            norm = _as_norm(size, axis, located, centred=centred, node=node)
+            inner = located.at(source, located.layout)
+            return norm if isinstance(norm, Declined) else (*(Step(factor, inner) for factor in weight), Step(norm, inner))
     return None
+
+
+def _weighted(row: ir.Value, located: Located) -> list[tuple[ir.Value, tuple[Factor, ...]]]:
+    """What may have been normalised: `row`, or the tensor that a weight was multiplied with to make it."""
+    found: list[tuple[ir.Value, tuple[Factor, ...]]] = [(row, ())]
+    node = producer(row, "Mul")
+    if node is None:
+        return found
+    for index in (0, 1):
+        source, weight = input_of(node, index), input_of(node, 1 - index)
+        if source is not None and weight is not None and weight.producer() is None and weight.shape is not None:
+            found.append((source, (Factor(aligned(weight, located.layout), node=node),)))
+    return found
+
+
+def _has_its_axes(size: RowSize, row: ir.Value, node: ir.Node) -> bool:
+    """Whether the axes that the statistic lost were put back where they were."""
+    if size.flat:
+        return False
+    if not size.reshaped:
+        return True
+    dims = dims_of(row)
+    wanted = [1 if axis in size.axes else dim for axis, dim in enumerate(dims or ())]
+    divisors = [dims_of(value) for value in node.inputs if value is not None and value is not row]
+    return any(len(found or ()) == len(wanted) and all(map(same_size, found or (), wanted)) for found in divisors)
 
 
 NORM_READERS: tuple[NormReader, ...] = (
@@ -112,7 +146,8 @@ def _norm_axis(layout: Layout, axes: tuple[int, ...], node: ir.Node) -> NormAxis
         return "hidden"
     names = {"B": "the batch", "H": "the heads", "S": "the positions", "D": "the head"}
     over = " and ".join(names.get(letter, letter) for letter in letters) or "an axis of size 1"
-    return Declined(f"it is normalised over {over}, not over the values of a head or of all heads", node)
+    reason = f"it is normalised over {over}, not over the values of a head or of all heads"
+    return Declined(reason, node, "this is not QK-Norm: normalise over the last axis, the values of a head, if that was meant")
 
 
 def _uncentred(row: ir.Value, axes: tuple[int, ...]) -> tuple[bool, ir.Value]:
@@ -121,19 +156,23 @@ def _uncentred(row: ir.Value, axes: tuple[int, ...]) -> tuple[bool, ir.Value]:
     if node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
         centred, source = _uncentred(node.inputs[0], axes)
         return (True, source) if centred else (False, row)
-    mean = producer(input_of(node, 1), "ReduceMean") if node is not None else None
-    if node is None or mean is None or node.inputs[0] is None or mean.inputs[0] is None:
+    if node is None or node.inputs[0] is None or node.inputs[1] is None:
         return False, row
-    rank = rank_of(mean.inputs[0])
-    over = attribute_or_input(mean, "axes", 1)
-    if rank is None or over is None or tuple(sorted(axis % rank for axis in over)) != axes:
+    shifted, mean = node.inputs[0], mean_of(node.inputs[1])
+    if mean is None or mean[1] != axes or not same_row(shifted, mean[0]):
         return False, row
-    return (True, node.inputs[0]) if same_row(node.inputs[0], mean.inputs[0]) else (False, row)
+    # A mean that lost its axis is broadcast along another one.
+    return (True, shifted) if rank_of(node.inputs[1]) == rank_of(shifted) else (False, row)
 
 
 def _as_norm(size: RowSize, axis: NormAxis, located: Located, *, centred: bool, node: ir.Node) -> Norm | Declined:
+    # sqrt(r * s + eps) = sqrt(r) * sqrt(s + eps / r), and likewise for the other epsilons
+    root = size.ratio**0.5
+    size = dataclasses.replace(
+        size, inside=size.inside / size.ratio, least=size.least / root, added=size.added / root, factor=size.factor / root
+    )
     if centred and size.statistic == "sum":
-        return Declined("its values are centred and then divided by their L2 norm", node)
+        return Declined("its values are centred and then divided by their L2 norm", node, CENTRED_HINT)
     if size.statistic == "mean":
         kind: NormKind = "layer" if centred else "rms"
         if size.least:
@@ -144,7 +183,7 @@ def _as_norm(size: RowSize, axis: NormAxis, located: Located, *, centred: bool, 
     if size.inside:
         count = _row_length(located, axis)
         if count is None:
-            return Declined("the number of values that it is normalised over is not fixed", node)
+            return Declined("the number of values that it is normalised over is not fixed", node, FIXED_HINT)
         # x / sqrt(sum + eps) = (x / sqrt(mean + eps / n)) / sqrt(n)
         factor = size.factor / float(count) ** 0.5
         return Norm(kind="rms", axis=axis, epsilon=size.inside / count, mode="inside_sqrt", weight_factor=factor, node=node)

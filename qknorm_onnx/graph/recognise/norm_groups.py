@@ -84,7 +84,9 @@ def read_norm_of_each_head(located: Located) -> Steps | Declined | None:
     epsilons = {attribute_float(node, "epsilon", 1e-5) for node in norms}
     axes = {attribute_int(node, "axis", -1) % len(located.layout) for node in norms}
     if len(epsilons) != 1 or axes != {len(located.layout) - 1} or located.layout[-1] != "D":
-        return Declined("its heads are normalised differently", concat)
+        return Declined(
+            "its heads are normalised differently", concat, "use one kind of norm, one epsilon and one axis for all heads"
+        )
     inner = located.at(split.inputs[0], located.layout)
     steps: list[Step] = []
     for index, fragment in ((2, Offset), (1, Factor)):
@@ -103,7 +105,9 @@ def _stacked(values: list[ir.Value | None], node: ir.Node) -> Parameter | Declin
         return None
     arrays = [array for value in values if (array := constant(value)) is not None]
     if len(arrays) != len(values) or len({array.shape for array in arrays}) != 1:
-        return Declined("the weights of its heads are no constants", node)
+        return Declined(
+            "the weights of its heads are no constants", node, "make them initializers that are no inputs of the graph"
+        )
     stack = np.stack(arrays)
     name = f"{node.outputs[0].name}/weights_of_heads"
     tensor = ir.tensor(stack, name=name)

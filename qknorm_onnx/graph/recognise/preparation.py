@@ -30,6 +30,8 @@ from qknorm_onnx.graph.recognise.layout import letters_of
 from qknorm_onnx.spec.qk_norm_spec import NormWeightOrder, QKNormRotarySpec, RotaryOrder, RotarySpec
 
 FragmentT = TypeVar("FragmentT", CacheAppend, Norm, Offset, Repeat, Rotary, Streams)
+QUERIES_HINT = "multiply the queries instead of the keys, last, or make it the weight of the norm"
+STREAMS_HINT = "join the streams first, then repeat, cache and scale all of them alike"
 NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -60,7 +62,8 @@ def read_side(chain: Chain, side: Side, *, keys_as_values: bool = False) -> Prep
     if norm is not None:
         weight = Gain(weight.factors, weight.number * norm.weight_factor)
     elif not weight.trivial:
-        return Declined("its keys are multiplied by a factor, but not normalised", chain.start.value.producer())
+        reason = "its keys are multiplied by a factor, but not normalised"
+        return Declined(reason, chain.start.value.producer(), QUERIES_HINT)
     preparation = Preparation(
         source=source,
         spec=_spec(steps, weight, source),
@@ -82,9 +85,10 @@ def read_side(chain: Chain, side: Side, *, keys_as_values: bool = False) -> Prep
 def _unfit(source: Located) -> Declined | None:
     """Why the heads cannot be taken out of `source`."""
     if source.static("H") is None or source.static("D") is None:
-        return Declined("the number or the size of its heads is not fixed", source.value.producer())
+        return Declined("the number or the size of its heads is not fixed", source.value.producer(), "export with fixed heads")
     if any(len(letters) > 1 and any(letter.isdigit() for letter in letters) for letters in source.layout):
-        return Declined("it takes its heads out of an axis that was merged with others", source.value.producer())
+        reason = "it takes its heads out of an axis that was merged with others"
+        return Declined(reason, source.value.producer(), "split packed projections along an axis of their own, or with Split")
     if "BH" in source.layout:
         reason = "its batch and its heads are one axis already where it is projected"
         return Declined(
@@ -121,10 +125,10 @@ def _parts(streams: Streams | None, side: Side) -> tuple[PreparedSide, ...] | De
         if isinstance(part, Declined):
             return part
         if part.repeat != 1 or part.cache is not None or not part.preparation.scale.trivial:
-            return Declined("its streams are repeated, cached or scaled each on its own", streams.node)
+            return Declined("its streams are repeated, cached or scaled each on its own", streams.node, STREAMS_HINT)
         parts.append(part)
     if len({part.number for part in parts}) > 1:
-        return Declined("its streams are scaled differently", streams.node)
+        return Declined("its streams are scaled differently", streams.node, STREAMS_HINT)
     return tuple(parts)
 
 
@@ -180,16 +184,18 @@ def _misplaced(steps: Sequence[Step], side: Side) -> Declined | None:
     kinds = [type(step.fragment) for step in steps]
     for kind, name in ((Repeat, "repeated"), (CacheAppend, "appended to a cache"), (Offset, "shifted")):
         if kinds.count(kind) > 1:
-            return Declined(f"its {side} is {name} twice", steps[0].source.value.producer())
+            return Declined(f"its {side} is {name} twice", steps[0].source.value.producer(), "make it one step")
     if Offset in kinds and Rotary in kinds and Norm in kinds and kinds.index(Offset) < kinds.index(Rotary) < kinds.index(Norm):
         offset = steps[kinds.index(Offset)].fragment
         assert isinstance(offset, Offset)
-        return Declined(f"something is added to its {side} after the rotary embedding", offset.node)
+        reason = f"something is added to its {side} after the rotary embedding"
+        return Declined(reason, offset.node, "add it before the rotary embedding, as the bias of the norm")
     prepared = [index for index, kind in enumerate(kinds) if kind in (Norm, Rotary)]
     if CacheAppend in kinds and prepared and min(prepared) < kinds.index(CacheAppend):
         append = steps[kinds.index(CacheAppend)].fragment
         assert isinstance(append, CacheAppend)
-        return Declined("its cache holds keys from before the norm or the rotary embedding", append.node)
+        reason = "its cache holds keys from before the norm or the rotary embedding"
+        return Declined(reason, append.node, "append keys to the cache after their norm and rotary embedding")
     return None
 
 
@@ -211,7 +217,8 @@ def _sort_factors(steps: Sequence[Step], side: Side, *, keep_in_weight: bool) ->
         stored = before_bias or index > after_cache or keep_in_weight
         if value is not None and value != 0.0:
             if stored and Offset in kinds[index:]:
-                return Declined(f"its {side} is scaled after a bias was added, and kept so in a cache", factor.node)
+                reason = f"its {side} is scaled after a bias was added, and kept so in a cache"
+                return Declined(reason, factor.node, QUERIES_HINT)
             value = 1.0 / value if factor.inverse else value
             weight_number, total = (weight_number * value, total) if stored else (weight_number, total * value)
             continue
@@ -226,19 +233,22 @@ def _place(factor: Factor, side: Side, *, normalised: bool, between: bool, shift
     """Whether a tensor is part of the norm's weight or a factor of the finished queries."""
     letters = set(letters_of(factor.parameter.layout))
     if letters & set("0123456789"):
-        return Declined("it is multiplied by a factor that is not the same for all attentions of the tensor", factor.node)
+        reason = "it is multiplied by a factor that is not the same for all attentions of the tensor"
+        return Declined(reason, factor.node, "split packed queries and keys before they are scaled")
     if side == "query" and (letters & {"B", "S"} or not normalised):
         return "scale"
     if letters & {"B", "S"}:
-        return Declined("its keys are multiplied by a factor of their own for each position", factor.node)
+        reason = "its keys are multiplied by a factor of their own for each position"
+        return Declined(reason, factor.node, QUERIES_HINT)
     per_value = "D" in letters
     if normalised and not shifted and (between or not per_value) and (per_value or side == "key"):
         return "weight"
     if side == "query":
         return "scale"
     if not normalised:
-        return Declined("its keys are multiplied by a tensor, but not normalised", factor.node)
-    return Declined("its keys are multiplied by a tensor after their rotary embedding or bias", factor.node)
+        return Declined("its keys are multiplied by a tensor, but not normalised", factor.node, QUERIES_HINT)
+    reason = "its keys are multiplied by a tensor after their rotary embedding or bias"
+    return Declined(reason, factor.node, QUERIES_HINT)
 
 
 def _weight_order(norm: Norm | None, weight: Gain, source: Located) -> NormWeightOrder:

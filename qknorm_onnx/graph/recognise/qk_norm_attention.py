@@ -84,7 +84,9 @@ def _compose(
 ) -> Recognition:
     value_repeat = next((fragment.count for fragment in values.fragments() if isinstance(fragment, Repeat)), 1)
     if value_repeat != key.repeat or query.repeat != 1:
-        return Declined("its queries, keys and values are repeated differently", core.node)
+        return Declined(
+            "its queries, keys and values are repeated differently", core.node, "repeat the heads of keys and values alike"
+        )
     caches = _caches(core, key, values)
     if isinstance(caches, Declined):
         return caches
@@ -98,7 +100,7 @@ def _compose(
     try:
         spec = _spec(core, query, key, visibility, apart=apart)
     except SpecError as error:
-        return Declined(f"its parts contradict each other: {error}", core.node)
+        return Declined(f"its parts contradict each other: {error}", core.node, "change what the message names")
     return QKNormMatch(
         name=name,
         core=core,
@@ -117,12 +119,13 @@ def _caches(core: Core, key: PreparedSide, values: Chain) -> tuple[CacheAppend, 
     if core.past is not None:
         return _operator_caches(core, key)
     if core.presents is not None and any(value.uses() or value.is_graph_output() for value in core.presents):
-        return Declined("it returns its keys and values as a new cache without reading an old one", core.node)
+        reason = "it returns its keys and values as a new cache without reading an old one"
+        return Declined(reason, core.node, "give it an empty past, or join keys with the past in front of it")
     value_cache = next((fragment for fragment in values.fragments() if isinstance(fragment, CacheAppend)), None)
     if key.cache is None and value_cache is None:
         return None
     if key.cache is None or value_cache is None:
-        return Declined("only one of its keys and values has a cache", core.node)
+        return Declined("only one of its keys and values has a cache", core.node, "cache both, or none")
     return key.cache, value_cache
 
 
@@ -130,9 +133,11 @@ def _operator_caches(core: Core, key: PreparedSide) -> tuple[CacheAppend, CacheA
     """past and present of an attention operator; without outputs for them, nobody reads what would be cached."""
     assert core.past is not None
     if core.presents is None:
-        return Declined("it reads cached keys, but does not return them", core.node)
+        return Declined("it reads cached keys, but does not return them", core.node, "return present keys and values too")
     if key.repeat != 1 or key.cache is not None:
-        return Declined("its cache holds keys that were already repeated", core.node)
+        return Declined(
+            "its cache holds keys that were already repeated", core.node, "cache keys before their heads are repeated"
+        )
     sizes = {**core.key.sizes, "S": ir.SymbolicDim(None)}
     pasts = [Located(value, HEADS_SECOND, sizes) for value in core.past]
     presents = [Located(value, HEADS_SECOND, sizes) for value in core.presents]

@@ -57,14 +57,17 @@ def read_rotary_operator(located: Located) -> tuple[Rotary, Located] | Declined 
 def _unread(node: ir.Node, inputs: RotaryInputs, located: Located) -> Declined | None:
     dims = dims_of(inputs.cos) if inputs.cos is not None else None
     if dims is None or not isinstance(dims[-1], int):
-        return Declined("the width of its rotary tables is unknown", node, "run shape inference first")
+        return Declined("the width of its rotary tables is unknown", node, "run shape inference, or make the tables initializers")
     positions = dims_of(inputs.positions) if inputs.positions is not None else None
     if inputs.positions is not None and (positions is None or len(positions) != 2):
-        return Declined("its RotaryEmbedding counts positions from an offset", node)
+        return Declined(
+            "its RotaryEmbedding counts positions from an offset", node, "give it positions of two axes (batch, positions)"
+        )
     if attribute_float(node, "scale", 1.0) != 1.0 or attribute_int(node, "is_packed_batching", 0):
-        return Declined("its RotaryEmbedding scales or packs", node)
+        return Declined("its RotaryEmbedding scales or packs", node, "leave out scale and is_packed_batching")
     if located.layout[-3:] != ("H", "S", "D") and located.layout != ("B", "S", "HD"):
-        return Declined("its RotaryEmbedding works on another layout than (batch, heads, positions, values)", node)
+        reason = "its RotaryEmbedding works on another layout than (batch, heads, positions, values)"
+        return Declined(reason, node, "transpose its input to (batch, heads, positions, values) in front of it")
     return None
 
 

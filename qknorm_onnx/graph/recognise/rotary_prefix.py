@@ -31,7 +31,8 @@ def read_skipped_prefix(located: Located, read_rotated: Callable[[Located], Foun
     if cut is None:
         return None
     if any(letters in ("B", "H") for letters in rotary.cos.layout):
-        return Declined("its rotary embedding skips the first tokens and has tables of its own for each batch or head", node)
+        reason = "its rotary embedding skips the first tokens and has tables of its own for each batch or head"
+        return Declined(reason, node, "use one table for all, or put rows of ones and zeros in front of the tables")
     whole, count = cut
     cos, sin = (dataclasses.replace(table, prefix=count) for table in (rotary.cos, rotary.sin))
     return dataclasses.replace(rotary, cos=cos, sin=sin), located.at(whole, located.layout)

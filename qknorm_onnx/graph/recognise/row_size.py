@@ -8,6 +8,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from qknorm_onnx.graph.match import Dim
 from qknorm_onnx.graph.recognise.constants import (
     attribute_int,
     attribute_or_input,
@@ -24,18 +25,24 @@ MAX_DEPTH = 12
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowSize:
-    """sqrt(statistic + inside), at least `least`, plus `added`; the quotient is multiplied by `factor`.
+    """sqrt(ratio * statistic + inside), at least `least`, plus `added`; the quotient is multiplied by `factor`.
 
-    `statistic` is the mean or the sum of the squares of `row` over `axes` (counted from 0).
+    `statistic` is the mean or the sum of the squares of `row` over `axes` (counted from 0); `centred`: of its differences from
+    its mean. `ratio` is D / (D - 1) in an unbiased variance. `flat`: the axes are gone and must be put back; `reshaped`: they
+    were, by a Reshape.
     """
 
     statistic: Literal["mean", "sum"]
     row: ir.Value
     axes: tuple[int, ...]
+    centred: bool = False
+    ratio: float = 1.0
     inside: float = 0.0
     least: float = 0.0
     added: float = 0.0
     factor: float = 1.0
+    flat: bool = False
+    reshaped: bool = False
 
     @property
     def plain(self) -> bool:
@@ -49,8 +56,8 @@ def read_size(value: ir.Value | None, depth: int = MAX_DEPTH) -> RowSize | None:
     if value is None or node is None or depth == 0:
         return None
     first = input_of(node, 0)
-    if node.op_type in ("Cast", "Identity", "Expand"):
-        return read_size(first, depth - 1)
+    if node.op_type in PASSED:
+        return _passed(node, read_size(first, depth - 1))
     if node.op_type == "Sqrt" or (node.op_type == "Pow" and number(input_of(node, 1)) == 0.5):
         return read_square(first, depth - 1)
     if node.op_type == "ReduceL2":
@@ -69,8 +76,8 @@ def read_square(value: ir.Value | None, depth: int = MAX_DEPTH) -> RowSize | Non
     if value is None or node is None or depth == 0:
         return None
     first = input_of(node, 0)
-    if node.op_type in ("Cast", "Identity", "Expand"):
-        return read_square(first, depth - 1)
+    if node.op_type in PASSED:
+        return _passed(node, read_square(first, depth - 1))
     if node.op_type == "ReduceSumSquare":
         return _reduced(node, "sum", first)
     if node.op_type in ("ReduceMean", "ReduceSum"):
@@ -81,8 +88,10 @@ def read_square(value: ir.Value | None, depth: int = MAX_DEPTH) -> RowSize | Non
     if node.op_type in ("Clip", "Max"):
         size = _at_least(node, depth, squares=True)
         return dataclasses.replace(size, least=math.sqrt(size.least)) if size is not None else None
-    if node.op_type in ("Mul", "Div"):
-        return _mean_of_sum(node, depth)
+    if node.op_type == "Sub":
+        return _variance(node)
+    if node.op_type in ("Mul", "Div") and (found := _multiple(node, depth)) is not None:
+        return found
     base = squared(value)
     return read_size(base, depth - 1) if base is not None else None
 
@@ -93,8 +102,8 @@ def read_inverse_size(value: ir.Value | None, depth: int = MAX_DEPTH) -> RowSize
     if value is None or node is None or depth == 0:
         return None
     first, second = input_of(node, 0), input_of(node, 1)
-    if node.op_type in ("Cast", "Identity", "Expand"):
-        return read_inverse_size(first, depth - 1)
+    if node.op_type in PASSED:
+        return _passed(node, read_inverse_size(first, depth - 1))
     if node.op_type == "Reciprocal":
         return read_size(first, depth - 1)
     if node.op_type == "Pow" and number(second) == -0.5:
@@ -123,9 +132,74 @@ def _reduced(node: ir.Node, statistic: Literal["mean", "sum"], row: ir.Value | N
     axes = attribute_or_input(node, "axes", 1)
     source = input_of(node, 0)
     rank = rank_of(source) if source is not None else None
-    if axes is None or rank is None or row is None or attribute_int(node, "keepdims", 1) != 1:
+    if axes is None or rank is None or row is None:
         return None
-    return RowSize(statistic=statistic, row=row, axes=tuple(sorted(axis % rank for axis in axes)))
+    flat = attribute_int(node, "keepdims", 1) != 1
+    places = tuple(sorted(axis % rank for axis in axes))
+    if flat and places != tuple(range(rank - len(places), rank)):
+        return None
+    return RowSize(statistic=statistic, row=row, axes=places, flat=flat)
+
+
+PASSED = ("Cast", "Identity", "Expand", "Reshape", "Unsqueeze")
+
+
+def _passed(node: ir.Node, size: RowSize | None) -> RowSize | None:
+    """Behind a conversion or broadcast; a Reshape or Unsqueeze puts axes of size 1 back, which the quotient then shows."""
+    if size is None or node.op_type not in ("Reshape", "Unsqueeze"):
+        return size
+    return dataclasses.replace(size, flat=False, reshaped=True) if size.flat else None
+
+
+def mean_of(value: ir.Value | None) -> tuple[ir.Value, tuple[int, ...]] | None:
+    """The row, and its axes counted from 0, of which `value` is the mean, in whatever shape; None if it is none."""
+    divided = False
+    for _ in range(MAX_DEPTH):
+        node = producer(value, *PASSED, "ReduceMean", "ReduceSum", "Div")
+        row = input_of(node, 0) if node is not None else None
+        if node is None or row is None:
+            return None
+        if node.op_type in ("ReduceMean", "ReduceSum"):
+            size = _reduced(node, "mean", row)
+            return (row, size.axes) if size is not None and divided == (node.op_type == "ReduceSum") else None
+        if node.op_type == "Div":
+            count, summed = number(input_of(node, 1)), _summed_values(row)
+            if divided or summed is None or count != summed:
+                return None
+            divided = True
+        value = row
+    return None
+
+
+def _summed_values(value: ir.Value) -> int | None:
+    """How many values each element of a sum was made of."""
+    for _ in range(MAX_DEPTH):
+        node = producer(value, *PASSED, "ReduceSum")
+        source = input_of(node, 0) if node is not None else None
+        if node is None or source is None:
+            return None
+        if node.op_type == "ReduceSum":
+            size, dims = _reduced(node, "sum", source), dims_of(source)
+            return _values(dims, size.axes) if size is not None and dims is not None else None
+        value = source
+    return None
+
+
+def _values(dims: tuple[Dim, ...], axes: tuple[int, ...]) -> int | None:
+    """The number of values in a row, if it is fixed."""
+    lengths = [dims[axis] for axis in axes]
+    fixed = [length for length in lengths if isinstance(length, int)]
+    return math.prod(fixed) if len(fixed) == len(lengths) else None
+
+
+def _variance(node: ir.Node) -> RowSize | None:
+    """mean(x^2) - mean(x)^2."""
+    squares, mean = producer(input_of(node, 0), "ReduceMean"), producer(squared(input_of(node, 1)), "ReduceMean")
+    size = _reduced(squares, "mean", squared(input_of(squares, 0))) if squares is not None else None
+    own = _reduced(mean, "mean", input_of(mean, 0)) if mean is not None else None
+    if size is None or own is None or not same_row(size.row, own.row) or (size.axes, size.flat) != (own.axes, own.flat):
+        return None
+    return dataclasses.replace(size, centred=True)
 
 
 def _at_least(node: ir.Node, depth: int, *, squares: bool = False) -> RowSize | None:
@@ -140,20 +214,21 @@ def _at_least(node: ir.Node, depth: int, *, squares: bool = False) -> RowSize | 
     return dataclasses.replace(size, least=least) if size is not None and size.plain else None
 
 
-def _mean_of_sum(node: ir.Node, depth: int) -> RowSize | None:
-    """sum / n or sum * (1 / n), where n is the number of values in the row."""
+def _multiple(node: ir.Node, depth: int) -> RowSize | None:
+    """The statistic times or over a number: sum / D is the mean; sum / (D - 1) and mean * D / (D - 1) are multiples of it."""
     if node.op_type == "Div":
         divisor, size = number(input_of(node, 1)), read_square(input_of(node, 0), depth - 1)
-        count = divisor
+        constant = 1.0 / divisor if divisor else 0.0
     else:
         constant, size = _constant_and_other(node, depth, read_square)
-        count = 1.0 / constant if constant else None
-    if size is None or count is None or size.statistic != "sum" or not size.plain:
+    if size is None or constant <= 0.0 or not size.plain:
         return None
     dims = dims_of(size.row)
-    lengths = [dims[axis] for axis in size.axes] if dims is not None else []
-    values = math.prod(length for length in lengths if isinstance(length, int))
-    return dataclasses.replace(size, statistic="mean") if math.isclose(count, values, rel_tol=1e-6) else None
+    values = _values(dims, size.axes) if dims is not None else None
+    if not values:
+        return None
+    ratio = size.ratio * constant * (values if size.statistic == "sum" else 1)
+    return dataclasses.replace(size, statistic="mean", ratio=1.0 if math.isclose(ratio, 1.0, rel_tol=1e-6) else ratio)
 
 
 def _constant_and_other(node: ir.Node, depth: int, read: object) -> tuple[float, RowSize | None]:

@@ -70,14 +70,15 @@ def read_scores(value: ir.Value) -> Scores | Declined | None:
         if isinstance(scores, Declined):
             return scores
         if before.sink is not None and scores != before:
-            return Declined("something happens to its logits after the sink was appended", node)
+            return Declined("something happens to its logits after the sink was appended", node, "append sinks last")
     return scores
 
 
 def _stopped(node: ir.Node) -> Declined | None:
     """Attention with an unknown step, or (a softmax over anything else) nothing that concerns us."""
     if any(reaches_product(operand) for operand in node.inputs if operand is not None):
-        return Declined(f"{node.op_type} stands between its logits and its softmax", node)
+        reason = f"{node.op_type} stands between its logits and its softmax"
+        return Declined(reason, node, "only scale, clamp, soft cap, masks and sinks may stand there: leave it out, or move it")
     return None
 
 
@@ -175,7 +176,7 @@ def read_scaled(node: ir.Node) -> ScoreStep | None:
 
     def change(scores: Scores) -> Scores | Declined:
         if scores.biases or scores.softcap or scores.logit_clamp:
-            return Declined("its logits are scaled after the mask, the soft cap or the clamp", node)
+            return Declined("its logits are scaled after the mask, the soft cap or the clamp", node, "scale first")
         value = number(factor)
         if value is not None:
             return dataclasses.replace(scores, scale=scores.scale / value if inverse else scores.scale * value)
@@ -183,7 +184,7 @@ def read_scaled(node: ir.Node) -> ScoreStep | None:
             return Declined("its logits, batch and heads as one axis, are multiplied by a factor for each", node, FACTOR_HINT)
         parameter = aligned(factor, SCORE_LAYOUT)
         if "T" in parameter.layout:
-            return Declined("its logits are multiplied by a factor of their own for each key", node)
+            return Declined("its logits are multiplied by a factor of their own for each key", node, FACTOR_HINT)
         return dataclasses.replace(scores, factors=(*scores.factors, Factor(parameter, inverse, node)))
 
     return ScoreStep(source, change)
@@ -207,7 +208,8 @@ def read_softcap(node: ir.Node) -> ScoreStep | None:
 
     def change(scores: Scores) -> Scores | Declined:
         if scores.biases or scores.softcap:
-            return Declined("its soft cap comes after the mask, where it would let hidden keys through", node)
+            reason = "its soft cap comes after the mask, where it would let hidden keys through"
+            return Declined(reason, node, "cap the logits before the mask is added")
         return dataclasses.replace(scores, softcap=cap, scale=scores.scale * rest)
 
     return ScoreStep(divided[0], change)
@@ -222,7 +224,8 @@ def read_clamped(node: ir.Node) -> ScoreStep | None:
 
     def change(scores: Scores) -> Scores | Declined:
         if low is None or high is None or low != -high or scores.biases or scores.softcap or scores.logit_clamp:
-            return Declined("its logits are clipped in a way that one symmetric clamp cannot express", node)
+            reason = "its logits are clipped in a way that one symmetric clamp cannot express"
+            return Declined(reason, node, "clip to -c and c, before masks and soft cap")
         return dataclasses.replace(scores, logit_clamp=high)
 
     return ScoreStep(source, change)

@@ -7,6 +7,7 @@ import onnx_ir as ir
 from qknorm_onnx.graph.match import Declined
 from qknorm_onnx.graph.recognise.group_query_attention import normalises_inside
 from qknorm_onnx.graph.recognise.lookalikes import norm_behind
+from qknorm_onnx.graph.recognise.products import SHAPES_HINT
 
 PRODUCTS = frozenset({"MatMul", "Einsum", "Gemm"})
 # What may lie between a product and its softmax, and between the softmax and the product with the values.
@@ -50,6 +51,8 @@ def unread_attention(softmax: ir.Node) -> Declined | None:
     product = _product_behind(softmax.inputs[0])
     if product is None or _product_after(softmax.outputs[0]) is None or not normalises_operands(softmax):
         return None
+    if softmax.inputs[0].shape is None:
+        return Declined("the shapes of its logits are unknown", softmax, SHAPES_HINT)
     odd = product if product.op_type == "Einsum" else softmax
     return Declined(f"its scores or probabilities are written in a form that is not known, around {odd.op_type}", odd, HINT)
 
