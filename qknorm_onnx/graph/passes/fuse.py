@@ -161,21 +161,21 @@ def insert(replacement: Replacement, graph: ir.Graph) -> tuple[str, ...]:
     for old, new in replacement.outputs:
         early = _uses_before(old, anchor)
         replace_value(old, new)
-        for usage in early:
-            usage.node.replace_input_with(usage.idx, old)
+        for reader, index in early:
+            reader.replace_input_with(index, old)
     removed = _remove_unused([old.producer() for old, _ in replacement.outputs], inside)
     left = [node for node in inside if node.graph is not None]
     removed += _remove_unused(redirect_shape_readers(left, replacement.boundary), inside)
     return tuple(sorted(before[node] for node in removed))
 
 
-def _uses_before(value: ir.Value, anchor: ir.Node) -> list[ir.Usage]:
+def _uses_before(value: ir.Value, anchor: ir.Node) -> list[tuple[ir.Node, int]]:
     """Where `value` is read in front of `anchor`: a mask may be computed from the same keys or values that are cached."""
     readers = {usage.node for usage in value.uses()}
     if readers <= {anchor} or anchor.graph is None:
         return []
     before = set(itertools.takewhile(lambda node: node is not anchor, anchor.graph))
-    return [usage for usage in value.uses() if usage.node in before]
+    return [(usage.node, usage.idx) for usage in value.uses() if usage.node in before]
 
 
 def _inside(replacement: Replacement) -> list[ir.Node]:
