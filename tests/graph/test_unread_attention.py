@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 import qknorm_onnx as qk
+from qknorm_onnx.inspection import inspect_model
+from tests.graph.attention_text import NO_ROTARY, RMS, Spelling, attention_model
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -56,3 +58,20 @@ def test_it_stays_in_the_report(form, norm):
     else:
         assert found == 0, report
         assert len(report.plain) <= 1
+
+
+L2 = "  {n}_l = ReduceL2<keepdims=1>({x}, last)\n  {n}_c = Clip({n}_l, eps)\n  {y} = Div({x}, {n}_c)\n"
+LAYER = "  {y} = LayerNormalization<axis=-1, epsilon=0.001>({x}, {w})\n"
+
+
+@pytest.mark.parametrize("norm", [RMS, L2, LAYER])
+@pytest.mark.parametrize("side", ["both", "queries"])
+def test_what_was_lowered_to_plain_operators_is_named_and_not_called_plain(norm, side):
+    """Bodies spell norms with their rows scaled, and grouped heads in a way of their own: not read back, but not lost either."""
+    spelling = Spelling(q_norm=norm, k_norm=norm if side == "both" else NO_ROTARY)
+    lowered = qk.fuse(attention_model(spelling), target="primitive", verify=False)
+    assert len(lowered.report.fused) == 1
+    report = inspect_model(lowered.to_proto()).present
+    assert not report.plain and not report.fused
+    (miss,) = report.declined
+    assert miss.reason and miss.hint and miss.node

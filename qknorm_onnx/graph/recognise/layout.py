@@ -34,6 +34,18 @@ def dims_of(value: ir.Value) -> tuple[Dim, ...] | None:
     return tuple(value.shape) if value.shape is not None else None
 
 
+# How ONNX's shape inference calls dimensions that it cannot tell.
+INVENTED_NAMES = "unk__"
+
+
+def is_sized(value: ir.Value) -> bool:
+    """Whether the shape of `value` is known, a dimension at least by a name that the file gave it."""
+    if value.shape is None:
+        return False
+    names = [dim.value for dim in value.shape if isinstance(dim, ir.SymbolicDim)]
+    return all(name is not None and INVENTED_NAMES not in str(name) for name in names)
+
+
 def letters_of(layout: Layout) -> str:
     """All letters in order."""
     return "".join(layout)

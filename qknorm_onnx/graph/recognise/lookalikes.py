@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match import Declined
-from qknorm_onnx.graph.recognise.layout import LAYOUT_READERS
+from qknorm_onnx.graph.recognise.layout import LAYOUT_READERS, is_sized
 from qknorm_onnx.graph.recognise.products import SHAPES_HINT
 
 # Everything before a projection is the model's own business (block norms, embeddings).
@@ -54,6 +54,7 @@ NORM_LIKE = frozenset(
         "SkipSimplifiedLayerNormalization",
         "LpNormalization",
         "ReduceL2",
+        "ReduceMax",
         "ReduceMean",
         "ReduceSumSquare",
         "Tanh",
@@ -73,7 +74,7 @@ def norm_behind(value: ir.Value) -> Declined | None:
             continue
         seen.add(item)
         if node.op_type in NORM_LIKE:
-            return _refusal(stopped, node, sized=all(map(_is_sized, seen)))
+            return _refusal(stopped, node, sized=all(map(is_sized, seen)))
         waiting += [operand for operand in node.inputs if operand is not None]
     return None
 
@@ -89,15 +90,3 @@ def _refusal(stopped: ir.Node | None, norm: ir.Node, *, sized: bool) -> Declined
         return Declined(f"shapes between its {norm.op_type} and {place.op_type} are unknown", place, SHAPES_HINT)
     reason = f"{place.op_type} stands between its {norm.op_type} and the attention, which no known form of QK-Norm has"
     return Declined(reason, place, OTHER_HINT)
-
-
-# How ONNX's shape inference calls dimensions that it cannot tell.
-INVENTED_NAMES = "unk__"
-
-
-def _is_sized(value: ir.Value) -> bool:
-    """Whether the shape of `value` is known, a dimension at least by a name that the file gave it."""
-    if value.shape is None:
-        return False
-    names = [dim.value for dim in value.shape if isinstance(dim, ir.SymbolicDim)]
-    return all(name is not None and INVENTED_NAMES not in str(name) for name in names)

@@ -12,12 +12,13 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.match import HEADS_SECOND, Declined, Dim, Layout, Located
 from qknorm_onnx.graph.recognise.constants import constant, input_of, rank_of
-from qknorm_onnx.graph.recognise.layout import dims_of, same_size
+from qknorm_onnx.graph.recognise.layout import dims_of, is_sized, same_size
 
 PRODUCTS = ("MatMul", "Einsum")
 FOLDED: Layout = ("BH", "S", "D")
 MAX_STEPS = 12
 SHAPES_HINT = "run shape inference, or export with shapes, so that the sizes of its operands are known"
+CHANNELS_HINT = "if these are heads, export with a fixed number of heads of a fixed size; else it is not QK-Norm attention"
 AXES_HINT = "give the products operands of four axes (batch, heads, positions, values), or fold the heads into the batch"
 
 
@@ -63,10 +64,10 @@ def read_score_product(node: ir.Node) -> ScoreProduct | Declined:
 
 
 def _of_no_size(node: ir.Node) -> Declined:
+    if not all(operand is not None and is_sized(operand) for operand in node.inputs):
+        return Declined("the shapes of its operands are unknown", node, SHAPES_HINT)
     reason = "the axis of its dot products has no fixed size, as in attention between channels"
-    return Declined(
-        reason, node, "if these are heads, export with a fixed number of heads of a fixed size; else it is not QK-Norm attention"
-    )
+    return Declined(reason, node, CHANNELS_HINT)
 
 
 def _folded_scores(node: ir.Node, query: ir.Value, key: ir.Value) -> ScoreProduct | Declined:
