@@ -115,13 +115,16 @@ QKNORM_INLINE NormStatistics norm_statistics(const PreparationPlan& plan, const 
   return statistics_of_sums(plan, x, count, static_cast<double>(rough + off), squares);
 }
 
+// A larger factor is applied in float64.
+template <class C>
+inline constexpr double kFactorLimit = sizeof(C) == 4 ? 1e36 : 1.7e308;
+
 // out = (x - mean) * factor * weight + bias * bias_factor; `weight` NULL: 1, `bias` NULL: 0. `out` may be x.
 template <class C>
 QKNORM_INLINE void apply_statistics(const NormStatistics& statistics, const C* x, const C* weight, const C* bias,
                                     C bias_factor, int64_t count, C* out) {
-  constexpr double limit = sizeof(C) == 4 ? 1e36 : 1.7e308;
   const C mean = static_cast<C>(statistics.mean);
-  if (!(__builtin_fabs(statistics.factor) < limit)) {  // tiny rows without an epsilon
+  if (!(__builtin_fabs(statistics.factor) < kFactorLimit<C>)) {  // tiny rows without an epsilon
     for (int64_t i = 0; i < count; ++i) {
       out[i] = static_cast<C>(static_cast<double>(x[i] - mean) * statistics.factor) * (weight ? weight[i] : C(1)) +
                (bias ? bias[i] * bias_factor : C(0));

@@ -93,18 +93,61 @@ class Preparation {
       rotate_row(plan_.rotary, batch, head, position, scratch, out);
     }
     if (one_scale()) factor *= scale_at(batch, head, position);
-    if (plan_.kind != spec::NormKind::kNone) {
+    const bool in_one_pass =
+        is_common() && normalise_and_rotate(batch, head, position, factor, *known, x, scratch, out);
+    if (in_one_pass) factor = 1;
+    if (!in_one_pass && plan_.kind != spec::NormKind::kNone) {
       // All that follows is linear: the factors can go into the norm's own.
       const bool folded = !plan_.round_before_weight;
       const bool simple = reads_in_place() && !plan_.hidden_axis && plan_.groups == 1;
       normalise(batch, head, position, folded ? factor : C(1), simple ? known : nullptr, x, out);
       if (folded) factor = 1;
     }
-    if (plan_.rotary.order == spec::RotaryOrder::kAfterNorm) {
+    if (!in_one_pass && plan_.rotary.order == spec::RotaryOrder::kAfterNorm) {
       rotate_row(plan_.rotary, batch, head, position, scratch, out);
     }
     if (plan_.scale.dtype != QKNORM_ABSENT && !one_scale()) scale(batch, head, position, scratch, out);
     if (factor != C(1)) multiply_row(out, factor, size);
+  }
+
+  // The usual form: one group, then the rotary over the whole row in two halves.
+  bool is_common() const {
+    const RotaryPlan& rotary = plan_.rotary;
+    return reads_in_place() && plan_.groups == 1 && !plan_.round_before_weight &&
+           rotary.order == spec::RotaryOrder::kAfterNorm && !rotary.interleaved && rotary.sections == 1 &&
+           rotary.size == plan_.head_size && plan_.head_size % (2 * kLanes<C>) == 0;
+  }
+
+  // Norm and rotary without writing the row in between; false where the norm's factor is out of range.
+  bool normalise_and_rotate(int64_t batch, int64_t head, int64_t position, C factor, const NormStatistics& known,
+                            const C* x, C* scratch, C* out) const {
+    const NormStatistics& statistics = plan_.hidden_axis ? hidden_[batch * plan_.length + position] : known;
+    const double product = statistics.factor * static_cast<double>(factor);
+    if (!(__builtin_fabs(product) < kFactorLimit<C>)) return false;
+    const RotaryPlan& rotary = plan_.rotary;
+    const int64_t width = rotary.table_width;
+    const int64_t half = plan_.head_size / 2;
+    const int64_t to_second = width == rotary.size ? half : 0;
+    const C* cos = table_row(rotary.cos, width, batch, head, position, scratch);
+    const C* sin = table_row(rotary.sin, width, batch, head, position, scratch + width);
+    const C* weight = weight_ == nullptr ? nullptr : weight_ + head * plan_.weight.head_stride;
+    const C* bias = bias_ == nullptr ? nullptr : bias_ + head * plan_.bias.head_stride;
+    const Vector<C> means = broadcast(static_cast<C>(statistics.mean));
+    const Vector<C> factors = broadcast(static_cast<C>(product));
+    const Vector<C> bias_factors = broadcast(factor);
+    const auto normalised = [&](int64_t i) {
+      Vector<C> value = (load(x + i) - means) * factors;
+      if (weight != nullptr) value *= load(weight + i);
+      if (bias != nullptr) value += load(bias + i) * bias_factors;
+      return value;
+    };
+    for (int64_t i = 0; i < half; i += kLanes<C>) {
+      const Vector<C> low = normalised(i);
+      const Vector<C> high = normalised(half + i);
+      store(out + i, low * load(cos + i) - high * load(sin + i));
+      store(out + half + i, high * load(cos + to_second + i) + low * load(sin + to_second + i));
+    }
+    return true;
   }
 
   void normalise(int64_t batch, int64_t head, int64_t position, C factor, const NormStatistics* known, const C* x,
