@@ -95,14 +95,16 @@ def cells_of(row: Row) -> dict[str, Cell]:
 
 def explained(rows: Iterable[Row], sentences: Mapping[tuple[str, str], str]) -> list[Row]:
     """The rows with what is known of their failures; `sentences` by entry and column."""
+
+    def told(row: Row, name: str, cell: Cell) -> Cell:
+        sentence = sentences.get((row.entry, name))
+        return dataclasses.replace(cell, reason=f"{cell.reason}: {sentence}") if sentence else cell
+
     found = []
     for row in rows:
-        known = {name: sentences[row.entry, name] for name, cell in row.parity.items() if (row.entry, name) in sentences}
-        cells = {
-            name: dataclasses.replace(cell, reason=f"{cell.reason}: {known[name]}") if name in known else cell
-            for name, cell in row.parity.items()
-        }
-        found.append(dataclasses.replace(row, parity=cells))
+        parity = {name: told(row, name, cell) for name, cell in row.parity.items()}
+        decode = row.decode and dataclasses.replace(row.decode, parity=told(row, "decode", row.decode.parity))
+        found.append(dataclasses.replace(row, parity=parity, decode=decode))
     return found
 
 

@@ -137,7 +137,7 @@ def cell_of(report: ParityReport) -> Cell:
     """The row that comes nearest to its allowance, or the first failure and how many there are."""
     if not report.passed:
         bad = report.failures or report.rows
-        counted = f"{len(report.failures)} of {len(report.rows)} cases; {bad[0].case}: {bad[0].reason or bad[0].verdict}"
+        counted = f"{len(report.failures)} of {len(report.rows)} comparisons; {bad[0].case}: {bad[0].reason or bad[0].verdict}"
         return Cell(verdict="failed", error=error_text(bad[0].error), allowed=error_text(bad[0].budget), reason=counted)
     worst = max((row for row in report.rows if row.verdict == "passed"), key=lambda row: row.error / row.budget)
     return Cell(verdict="ok", error=error_text(worst.error), allowed=error_text(worst.budget))
