@@ -52,7 +52,7 @@ def test_the_bars_hold(rows):
 def test_what_fails_is_known_and_explained(rows):
     failed = {(row.entry, name) for row in rows.values() for name, cell in cells_of(row).items() if cell.verdict == "failed"}
     assert failed == set(KNOWN_FAILURES)
-    assert {name for _, name in failed} <= {"fp32", "fp16", "bf16 emulated"}
+    assert "bf16 nodes" not in {name for _, name in failed}
 
 
 def test_the_totals_are_those_of_the_table(document):
@@ -77,8 +77,8 @@ def test_each_failure_has_its_sentence(rows, document):
 
 
 def verdicts(row: Row) -> dict[str, object]:
-    """What does not depend on the machine."""
-    cells = {name: cell.verdict for name, cell in cells_of(row).items()}
+    """What does not depend on the machine: a known failure lies so near to a decision that it may pass elsewhere."""
+    cells = {name: cell.verdict for name, cell in cells_of(row).items() if (row.entry, name) not in KNOWN_FAILURES}
     decode = row.decode and (row.decode.fused, row.decode.fusable)
     known = {"fused": row.fused, "plain": row.plain, "missed": row.missed, "notes": row.notes, "form": row.form}
     return {**known, **cells, "decode counts": decode, "exported": not row.refusal}
