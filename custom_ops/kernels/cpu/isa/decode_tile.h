@@ -21,6 +21,22 @@ struct Rows {
 // prefetcher follows. What is done for each key on top of its loads is kept small: sums of several keys are reduced
 // together, and outputs stay in registers.
 
+// Whether fetching far ahead helps: measured, rows of float32 come 7% faster from memory, those of half the size 20%
+// slower.
+template <class C, class T>
+inline constexpr bool kFetchAhead = sizeof(T) == sizeof(C);
+
+// Brings the row that lies kAheadBytes behind `row` into the second-level cache. It may lie behind the end of the
+// buffer: it is fetched, not read.
+inline constexpr uintptr_t kAheadBytes = 16384;
+
+template <class T>
+QKNORM_INLINE void fetch_ahead(const T* row, int64_t size) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(row) + kAheadBytes;
+  const auto bytes = static_cast<uintptr_t>(size) * sizeof(T);
+  for (uintptr_t i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const void*>(address + i), 0, 2);
+}
+
 // One step of the sum of kLanes vectors: blocks of size `Step` of a and b, which stand `Step` apart.
 template <class C, int Step>
 QKNORM_INLINE void add_blocks(Vector<C>* sums) {
@@ -51,6 +67,7 @@ QKNORM_INLINE void score_keys(const C* queries, const Rows<T>& keys, int64_t key
 #pragma GCC unroll 16
   for (int k = 0; k < at_once; ++k) {
     const T* row = keys.row(key + k);
+    if constexpr (kFetchAhead<C, T>) fetch_ahead(row, size);
     Vector<C> local[QueryRows] = {};
     for (int64_t i = 0; i + lanes <= size; i += lanes) {
       const Vector<C> values = load_wide<C, T>(row + i);
@@ -133,6 +150,7 @@ QKNORM_INLINE void weigh_columns(const C* weights, const T* values, int64_t stri
     for (int64_t i = 0; i < rest; i += 64 / static_cast<int64_t>(sizeof(T))) {
       __builtin_prefetch(values + Vectors * kLanes<C> + i);
     }
+    if constexpr (kFetchAhead<C, T>) fetch_ahead(values, size);
     values += stride;
   }
 #pragma GCC unroll 2
