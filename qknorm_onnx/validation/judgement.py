@@ -41,7 +41,7 @@ def judge(row: ParityRow, measured: Measured, *, is_logits: bool) -> ParityRow:
     if not defined.any():
         return _failed(row, "nothing was compared: the truth is empty or nowhere finite")
     torch_finite = defined if measured.in_dtype is None else finite(measured.in_dtype)
-    row = _with_budget(row, measured, defined)
+    row = dataclasses.replace(_with_budget(row, measured, defined), all_zero=not truth[defined].any())
     lost = defined & ~finite(given)
     if (lost & torch_finite).any():
         count = int((lost & torch_finite).sum())

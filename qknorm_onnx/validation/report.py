@@ -29,7 +29,8 @@ class ParityRow:
     """One output on one case in one type. Errors are max|y - r| / max|r| against the float64 truth r.
 
     `how` is "native", "emulated" (bfloat16 values at operator borders, float32 arithmetic) or "converted" (the float32
-    file was converted); `torch_error` is None where PyTorch does not run in the type.
+    file was converted); `torch_error` is None where PyTorch does not run in the type. Where the truth is `all_zero`, a wrong
+    model passes as well as the right one: such a row is no evidence.
     """
 
     dtype: Dtype
@@ -44,6 +45,7 @@ class ParityRow:
     snr_db: float = math.nan
     top_one: TopOne | None = None
     required: bool = False
+    all_zero: bool = False
     reason: str = ""
     fault: Fault | None = None
 
@@ -58,7 +60,7 @@ class ParityReport:
 
     @property
     def passed(self) -> bool:
-        """No row failed or was not run, and in every type every output passed on at least one case and on the required one."""
+        """No row failed or was not run; in every type every output passed on the required case and on one that is not zero."""
         return bool(self.dtypes) and not self.failures and all(self._has_evidence(dtype) for dtype in self.dtypes)
 
     @property
@@ -97,7 +99,7 @@ class ParityReport:
 
     def _has_evidence(self, dtype: Dtype) -> bool:
         rows = self.of(dtype)
-        passed = {row.output for row in rows if row.verdict == "passed"}
+        passed = {row.output for row in rows if row.verdict == "passed" and not row.all_zero}
         required = [row for row in rows if row.required]
         return bool(required) and all(row.verdict == "passed" for row in required) and {row.output for row in rows} == passed
 
@@ -116,7 +118,7 @@ class ParityReport:
 
 def _logits_summary(rows: Sequence[ParityRow]) -> str:
     """Agreement of the most likely token, cosine and signal to noise, where an output is logits."""
-    judged = [(row, row.top_one) for row in rows if row.top_one is not None and row.verdict == "passed"]
+    judged = [(row, row.top_one) for row in rows if row.top_one and row.verdict == "passed" and not row.all_zero]
     if not judged:
         return ""
     agreeing, total, ties = (sum(getattr(top, name) for _, top in judged) for name in ("agreeing", "rows", "near_ties"))

@@ -161,6 +161,16 @@ def test_a_report_passes_only_with_evidence():
     assert not ParityReport(dtypes=("float16",), rows=(passed_row(), never)).passed, "no case of this output passed"
 
 
+def test_zeros_are_no_evidence():
+    zeros = judge(dataclasses.replace(ROW, dtype="float32"), measured(0 * TRUTH, truth=0 * TRUTH), is_logits=True)
+    assert zeros.verdict == "passed" and zeros.all_zero
+    report = ParityReport(dtypes=("float32",), rows=(zeros,))
+    assert not report.passed and "nothing that counts" in report.summary()
+    numbers = judge(dataclasses.replace(zeros, case="other", required=False), measured(TRUTH), is_logits=True)
+    report = ParityReport(dtypes=("float32",), rows=(zeros, numbers))
+    assert report.passed and "top-1 6/6" in report.summary() and "nan" not in report.summary()
+
+
 def test_a_report_says_it_in_words_json_and_a_table():
     bad = dataclasses.replace(ROW, case="zero rows", verdict="failed", error=math.inf, reason="3 values [x] are not finite")
     rows = (passed_row(how="emulated"), bad)
