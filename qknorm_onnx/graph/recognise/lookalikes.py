@@ -23,6 +23,10 @@ PROJECTIONS = frozenset(
         "Attention",
     ]
 )
+STATIC_CACHE = (
+    "its new keys are written into a buffer by index (a static cache), which is not read as a cache",
+    "export with a cache that grows (transformers' DynamicCache)",
+)
 # Why, and what would make it match, by the operator.
 REASONS = {
     "BatchNormalization": (
@@ -41,6 +45,12 @@ REASONS = {
         "its queries or keys are normalised together with the sum in front of the norm",
         "optimise without the fusion of skip connections into norms (enable_skip_layer_norm=False)",
     ),
+    "Tile": (
+        "a Tile repeats its queries or keys behind the norm: query head h then reads key head h modulo their number",
+        "repeat each key head next to itself (repeat_interleave), as query head h reads key head h // (q heads / key heads)",
+    ),
+    "ScatterND": STATIC_CACHE,
+    "ScatterElements": STATIC_CACHE,
 }
 OTHER_HINT = "move it in front of the norm or behind the attention; where it is a norm itself, write it as one operator"
 NORM_LIKE = frozenset(

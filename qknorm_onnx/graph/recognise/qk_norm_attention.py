@@ -125,7 +125,8 @@ def _caches(core: Core, key: PreparedSide, values: Chain) -> tuple[CacheAppend, 
     if key.cache is None and value_cache is None:
         return None
     if key.cache is None or value_cache is None:
-        return Declined("only one of its keys and values has a cache", core.node, "cache both, or none")
+        hint = "cache both, or none; keys are cached behind their norm and rotary embedding, not in front of them"
+        return Declined("only one of its keys and values is seen to have a cache", core.node, hint)
     return key.cache, value_cache
 
 
