@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from qknorm_onnx.graph.lowered_mark import read_mark
 from qknorm_onnx.graph.model_file import ModelSource, load_model
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
@@ -13,7 +14,10 @@ from qknorm_onnx.graph.report import FusionReport
 
 @dataclasses.dataclass(frozen=True)
 class Inspection:
-    """`present`: attention that is one node already, declined, or plain; `recognised`: what `fuse` would make one node."""
+    """`present`: attention that is one node already or was lowered from one, declined, or plain.
+
+    `recognised`: what `fuse` would make one node.
+    """
 
     present: FusionReport
     recognised: FusionReport
@@ -22,11 +26,13 @@ class Inspection:
 def inspect_model(source: ModelSource) -> Inspection:
     """Recognise the attention of `source` (as `pipeline.fuse` takes it) without proving or writing anything."""
     model = load_model(source)
-    one_node_already = {node.name for node in model.graph.all_nodes() if is_attention_node(node)}
+    nodes = list(model.graph.all_nodes())
+    done = {node.name for node in nodes if is_attention_node(node)}
+    done |= {mark.name for mark in map(read_mark, nodes) if mark is not None}
     PreparePass()(model)
-    fuse_pass = FuseQKNormPass(None)
+    fuse_pass = FuseQKNormPass(None, keeps=lambda _mark: True)
     fuse_pass(model)
     report = fuse_pass.report
-    present = tuple(item for item in report.fused if item.name in one_node_already)
-    recognised = tuple(item for item in report.fused if item.name not in one_node_already)
+    present = tuple(item for item in report.fused if item.name in done)
+    recognised = tuple(item for item in report.fused if item.name not in done)
     return Inspection(dataclasses.replace(report, fused=present), FusionReport(fused=recognised))

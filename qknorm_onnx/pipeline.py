@@ -51,6 +51,8 @@ def fuse(
 ) -> Program:
     """Make each QK-Norm attention of `source` one node, and lower it to `target`.
 
+    What an earlier call lowered for the same target and provider stays as it is, and the report says so.
+
     Args:
         source: path of an ONNX file, `onnx.ModelProto` or `onnx_ir.Model`; it is not changed.
         target: "custom-op" (our operator with its function body), "ort" (ONNX Runtime's contrib operators), "onnx"
@@ -71,7 +73,9 @@ def fuse(
     say("prepare")
     PreparePass()(model)
     say("recognise and prove" if verify else "recognise")
-    fuse_pass = FuseQKNormPass(_prover() if verify else None)
+    fuse_pass = FuseQKNormPass(
+        _prover() if verify else None, keeps=lambda mark: (mark.asked, mark.provider) == (target, provider)
+    )
     fuse_pass(model)
     if require_fusion:
         require_complete(fuse_pass.report)

@@ -43,7 +43,9 @@ def command(model: Path, require_fusion: bool, placement: bool, provider: str, a
         click.echo(json.dumps({**found, **report_as_data(inspection.present)}))
     else:
         console = Console()
-        print_report(console, inspection.present)
+        present = inspection.present
+        if any((present.fused, present.declined, present.plain, present.notes)) or not inspection.recognised.fused:
+            print_report(console, present)
         if inspection.recognised.fused:
             print_report(console, inspection.recognised, fused_word="recognised")
             console.print(f"'qknorm-onnx fuse {model} OUT' makes each of these one node", highlight=False)

@@ -101,6 +101,14 @@ def is_rotary_node(node: ir.Node) -> bool:
     return (node.domain, node.op_type) == (DOMAIN, ROTARY_OP)
 
 
+def is_prepared(value: ir.Value | None) -> bool:
+    """Whether a `QKNormRotary` made this, or several of them for streams that were then concatenated."""
+    node = value.producer() if value is not None else None
+    if node is not None and node.op_type == "Concat":
+        return any(is_prepared(operand) for operand in node.inputs)
+    return node is not None and is_rotary_node(node)
+
+
 def read_attention_node(node: ir.Node) -> tuple[QKNormSpec, AttentionInputs]:
     """Spec and inputs of a `QKNormAttention`.
 

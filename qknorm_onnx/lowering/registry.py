@@ -13,8 +13,9 @@ from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.body_builder import BodyBuilder, NamedSizes
 from qknorm_onnx.graph.body_signature import signature_of
 from qknorm_onnx.graph.known_fields import unknown_fields
+from qknorm_onnx.graph.lowered_mark import LoweredMark, write_mark
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass, canonical_nodes, onnx_opset, scopes
-from qknorm_onnx.graph.qk_norm_node import input_values, is_attention_node, read_attention_node, read_rotary_node
+from qknorm_onnx.graph.qk_norm_node import input_values, is_attention_node, is_prepared, read_attention_node, read_rotary_node
 from qknorm_onnx.lowering.contrib_core import CONTRIB_DOMAIN
 from qknorm_onnx.lowering.custom_op import CUSTOM_OP, kernel_note, kernel_refusal
 from qknorm_onnx.lowering.opset import raise_opset
@@ -23,7 +24,7 @@ from qknorm_onnx.lowering.primitive_onnx import PRIMITIVE
 from qknorm_onnx.lowering.standard_onnx import STANDARD
 from qknorm_onnx.lowering.target import Emitted, LoweringRequest, RefusedLoweringError, Target
 from qknorm_onnx.spec.attributes import Spec
-from qknorm_onnx.spec.qk_norm_spec import SpecError
+from qknorm_onnx.spec.qk_norm_spec import QKNormSpec, SpecError
 from qknorm_onnx.spec.signature import Provider
 
 TARGETS: Final = MappingProxyType({target.name: target for target in (CUSTOM_OP, ORT_CONTRIB, STANDARD, PRIMITIVE)})
@@ -46,7 +47,7 @@ def lower(model: ir.Model, *, target: str, provider: str) -> tuple[LoweringOutco
     """Lower every canonical node of `model`, in place, and say per node what became of it, in node order.
 
     A target that cannot express a node hands it to its fallback, and the note says why. `onnx` raises the model's opset
-    to 23 where that is possible.
+    to 23 where that is possible. The node with an attention's softmax is marked with what the attention was.
 
     Raises:
         UnknownTargetError: `target` is none of `TARGETS`.
@@ -62,7 +63,8 @@ def lower(model: ir.Model, *, target: str, provider: str) -> tuple[LoweringOutco
     raise_opset(model, TARGETS[target].minimum_opset)
     opset = onnx_opset(model)
     nodes = [node for scope in scopes(model) for node in canonical_nodes(scope)]
-    surroundings = _Surroundings(taken=_names(model), named_sizes=_named_sizes(model.graph))
+    prepared = frozenset(node for node in nodes if is_attention_node(node) and any(map(is_prepared, node.inputs[:2])))
+    surroundings = _Surroundings(taken=_names(model), named_sizes=_named_sizes(model.graph), prepared=prepared)
     outcomes = []
     for node in nodes:  # in a subgraph or function a name may stand for another size
         around = surroundings if node.graph is model.graph else dataclasses.replace(surroundings, named_sizes={})
@@ -74,10 +76,14 @@ def lower(model: ir.Model, *, target: str, provider: str) -> tuple[LoweringOutco
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Surroundings:
-    """What new nodes must know of the model: the names that are taken, and where sizes with a name can be read."""
+    """What new nodes must know of the model: the names that are taken, and where sizes with a name can be read.
+
+    prepared: the attentions whose queries or keys are normalised in front of them.
+    """
 
     taken: set[str]
     named_sizes: NamedSizes
+    prepared: frozenset[ir.Node]
 
 
 def _named_sizes(graph: ir.Graph) -> NamedSizes:
@@ -118,7 +124,7 @@ def _lower_node(node: ir.Node, around: _Surroundings, *, target: str, provider: 
             return LoweringOutcome(name=name, target=candidate.name, note=note)
         if refusal is None:
             try:
-                note = _replace(node, candidate, request, around)
+                note = _replace(node, candidate, request, around, asked=target)
             except RefusedLoweringError as error:
                 refusal = str(error)
             else:
@@ -137,7 +143,7 @@ def _refusal(target: Target, spec: Spec, opset: int, *, converted: bool) -> str 
     return None
 
 
-def _replace(node: ir.Node, target: Target, request: LoweringRequest, around: _Surroundings) -> str:
+def _replace(node: ir.Node, target: Target, request: LoweringRequest, around: _Surroundings, *, asked: str) -> str:
     assert target.emit is not None and node.graph is not None, "a canonical node of a graph, and a target that replaces it"
     body = BodyBuilder(prefix=f"{node.name or node.op_type}/", taken=around.taken, named_sizes=around.named_sizes)
     try:
@@ -147,6 +153,10 @@ def _replace(node: ir.Node, target: Target, request: LoweringRequest, around: _S
     if emitted.outputs is None:
         return emitted.note
     nodes = body.nodes_for(emitted.outputs)
+    if isinstance(request.spec, QKNormSpec):
+        normalised = request.spec.has_norm or node in around.prepared
+        served = {"asked": asked, "provider": request.provider, "target": target.name}
+        write_mark(nodes, LoweredMark(name=node.name or "", spec=request.spec, normalised=normalised, **served))
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], nodes, node.outputs, emitted.outputs)
     return emitted.note
 

@@ -59,6 +59,35 @@ def test_fusing_a_fused_file_changes_nothing(command, fused_file, tmp_path):
     assert once.read_bytes() == again.read_bytes()
 
 
+@pytest.mark.parametrize("target", ["ort", "onnx", "primitive"])
+def test_inspect_a_lowered_file(command, fused_file, tmp_path, target):
+    out, again = tmp_path / "out.onnx", tmp_path / "again.onnx"
+    assert command("fuse", fused_file, out, "--target", target).code == 0
+    outcome = command("inspect", out, "--require-fusion")
+    assert outcome.code == 0, outcome.err
+    assert "fused 1 of 1" in outcome.out and "no QK-Norm attention" not in outcome.out
+    found = json.loads(command("inspect", out, "--json").out)
+    assert found["recognised"] == found["declined"] == []
+    (item,) = found["fused"]
+    assert item["spec"]["q_norm"] == "rms"
+    assert f"lowered earlier to {item['target']}" in item["note"]
+    assert command("fuse", out, again, "--target", target, "--require-fusion").code == 0
+    assert out.read_bytes() == again.read_bytes()
+
+
+def test_inspect_does_not_contradict_itself(command, fused_file, tmp_path):
+    """A file without our marks, as other tools write it, whose attention would be fused."""
+    out = tmp_path / "out.onnx"
+    assert command("fuse", fused_file, out, "--target", "onnx").code == 0
+    model = onnx.load(out)
+    for node in model.graph.node:
+        del node.metadata_props[:]
+    onnx.save(model, out)
+    outcome = command("inspect", out)
+    assert "recognised 1 of 1" in outcome.out and "no QK-Norm attention" not in outcome.out
+    assert command("inspect", out, "--require-fusion").code == 1
+
+
 @pytest.mark.parametrize("target", ["custom-op", "primitive"])
 def test_fuse_says_what_it_wrote(command, fused_file, tmp_path, target):
     out = tmp_path / "out.onnx"

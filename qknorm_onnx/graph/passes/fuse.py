@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from qknorm_onnx.graph import report as reports
+from qknorm_onnx.graph.lowered_mark import LoweredMark, read_mark
 from qknorm_onnx.graph.match import Core, Declined, Plain, QKNormMatch, Recognition
 from qknorm_onnx.graph.node_builder import replace_value
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.graph.passes.prepare import share_equal_nodes
 from qknorm_onnx.graph.prover import Proof, Prover
-from qknorm_onnx.graph.qk_norm_node import is_attention_node, is_rotary_node, read_attention_node
+from qknorm_onnx.graph.qk_norm_node import is_attention_node, is_prepared, read_attention_node
 from qknorm_onnx.graph.recognise.attention import read_core
 from qknorm_onnx.graph.recognise.mask import MaskContext
 from qknorm_onnx.graph.recognise.naming import attention_name, node_name
@@ -38,17 +39,22 @@ class FuseQKNormPass(ir.passes.InPlacePass):
     """Fuses in all graphs of a model. Run `PreparePass` first and `AttachBodiesPass` afterwards.
 
     `prover` compares the old and the new nodes of each rewrite; without one, rewrites are kept unproven. After a call,
-    `report` says what became of each attention.
+    `report` says what became of each attention. `keeps` says which attentions that were lowered earlier stay as they are;
+    the others are recognised like foreign ones, and stay where that fails.
     """
 
-    def __init__(self, prover: Prover | None = None) -> None:
+    def __init__(self, prover: Prover | None = None, *, keeps: Callable[[LoweredMark], bool] = lambda _mark: False) -> None:
         super().__init__()
         self._prover = prover
+        self._keeps = keeps
+        self._kept_names: set[str] = set()
         self.report = reports.FusionReport()
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run on `model` in place."""
         self.report = reports.FusionReport()
+        marks = filter(None, map(read_mark, model.graph.all_nodes()))
+        self._kept_names = {mark.name for mark in marks if self._keeps(mark)}
         changed = [self._fuse_graph(graph, model) for graph in _graphs(model)]
         if any(changed):
             common.RemoveUnusedNodesPass()(model)
@@ -63,19 +69,43 @@ class FuseQKNormPass(ir.passes.InPlacePass):
             if is_attention_node(node):
                 self._report_canonical(node)
                 continue
-            core = read_core(node)
-            if core is None:
-                core = unread_attention(node)
-            if core is None:
+            mark = read_mark(node)
+            if mark is not None and self._keeps(mark):
+                self._report_mark(mark)
                 continue
-            if isinstance(core, Declined):
-                if normalises_operands(node):
-                    self._decline(node_name(node), core)
-                else:
-                    self._extend(plain=(node_name(node),))
-                continue
-            changed = self._handle(core, recognise_attention(core, masks), graph, model) or changed
+            before = self.report
+            fused = self._fuse_core(node, masks, graph, model)
+            if mark is not None and not fused and self.report.plain == before.plain:
+                self._report_mark(mark, before)
+            changed = fused or changed
         return changed
+
+    def _fuse_core(self, node: ir.Node, masks: MaskContext, graph: ir.Graph, model: ir.Model) -> bool:
+        core = read_core(node)
+        if core is None:
+            core = unread_attention(node)
+        if core is None:
+            return False
+        if isinstance(core, Declined):
+            if normalises_operands(node):
+                self._decline(node_name(node), core)
+            else:
+                self._extend(plain=(node_name(node),))
+            return False
+        return self._handle(core, recognise_attention(core, masks), graph, model)
+
+    def _report_mark(self, mark: LoweredMark, before: reports.FusionReport | None = None) -> None:
+        """Report by `mark`, instead of what was added to the report `before` it."""
+        why = ""
+        if before is not None:
+            reasons = [miss.reason for miss in self.report.declined[len(before.declined) :]]
+            reasons += [refusal.reason for refusal in self.report.refused[len(before.refused) :]]
+            why = "; ".join(f"not made one node again: {reason}" for reason in reasons)
+            self.report = before
+        if mark.normalised:
+            self._extend(fused=(mark.as_fused(why=why),))
+        else:
+            self._extend(plain=(mark.name,))
 
     def _handle(self, core: Core, found: Recognition, graph: ir.Graph, model: ir.Model) -> bool:
         if isinstance(found, QKNormMatch):
@@ -120,14 +150,14 @@ class FuseQKNormPass(ir.passes.InPlacePass):
 
     def _unique(self, name: str) -> str:
         """`name`, numbered where one module has several attentions: the node takes it, and lowering reports by it."""
-        taken = {fused.name for fused in self.report.fused}
+        taken = self._kept_names | {fused.name for fused in self.report.fused}
         candidates = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(2)))
         return next(candidate for candidate in candidates if candidate not in taken)
 
     def _report_canonical(self, node: ir.Node) -> None:
         spec, inputs = read_attention_node(node)
         name = node.name or node_name(node)
-        prepared = any(_is_prepared(value) for value in (inputs.query, inputs.key))
+        prepared = any(is_prepared(value) for value in (inputs.query, inputs.key))
         if spec.has_norm or prepared:
             self._extend(fused=(reports.FusedAttention(name=name, spec=spec),))
         else:
@@ -141,14 +171,6 @@ class FuseQKNormPass(ir.passes.InPlacePass):
     def _extend(self, **entries: tuple[object, ...]) -> None:
         added = {field: (*getattr(self.report, field), *items) for field, items in entries.items()}
         self.report = dataclasses.replace(self.report, **added)
-
-
-def _is_prepared(value: ir.Value) -> bool:
-    """Whether a `QKNormRotary` made this, or several of them for streams that were then concatenated."""
-    node = value.producer()
-    if node is not None and node.op_type == "Concat":
-        return any(operand is not None and _is_prepared(operand) for operand in node.inputs)
-    return node is not None and is_rotary_node(node)
 
 
 def insert(replacement: Replacement, graph: ir.Graph) -> tuple[str, ...]:
