@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 import qknorm_onnx as qk
+from qknorm_onnx.errors import FusionRequiredError
 from qknorm_onnx.inspection import inspect_model
+from qknorm_onnx.pipeline import require_complete
 from tests.graph.attention_text import NO_ROTARY, RMS, Spelling, attention_model
 
 torch = pytest.importorskip("torch")
@@ -64,6 +66,13 @@ L2 = "  {n}_l = ReduceL2<keepdims=1>({x}, last)\n  {n}_c = Clip({n}_l, eps)\n  {
 LAYER = "  {y} = LayerNormalization<axis=-1, epsilon=0.001>({x}, {w})\n"
 
 
+def without_marks(proto):
+    """The model as a tool leaves it that drops what nodes say of where they come from."""
+    for node in proto.graph.node:
+        node.ClearField("metadata_props")
+    return proto
+
+
 @pytest.mark.parametrize("norm", [RMS, L2, LAYER])
 @pytest.mark.parametrize("side", ["both", "queries"])
 def test_what_was_lowered_to_plain_operators_is_named_and_not_called_plain(norm, side):
@@ -71,7 +80,200 @@ def test_what_was_lowered_to_plain_operators_is_named_and_not_called_plain(norm,
     spelling = Spelling(q_norm=norm, k_norm=norm if side == "both" else NO_ROTARY)
     lowered = qk.fuse(attention_model(spelling), target="primitive", verify=False)
     assert len(lowered.report.fused) == 1
-    report = inspect_model(lowered.to_proto()).present
+    report = inspect_model(without_marks(lowered.to_proto())).present
     assert not report.plain and not report.fused
     (miss,) = report.declined
     assert miss.reason and miss.hint and miss.node
+
+
+def talking_heads(block, q, k, v):
+    return block.mixed(q @ k.mT * 0.3).softmax(-1) @ v
+
+
+def talking_heads_behind(block, q, k, v):
+    return block.mixed((q @ k.mT * 0.3).softmax(-1)) @ v
+
+
+def talking_heads_as_convolution(block, q, k, v):
+    return block.convolution(q @ k.mT * 0.3).softmax(-1) @ v
+
+
+def talking_heads_from_the_left(block, q, k, v):
+    scores = q @ k.mT * 0.3
+    return (block.mix.weight @ scores.flatten(2)).view_as(scores).softmax(-1) @ v
+
+
+def normalised_scores(block, q, k, v):
+    scores = q @ k.mT
+    return (scores / scores.pow(2).mean(1, keepdim=True).add(1e-6).sqrt()).softmax(-1) @ v
+
+
+def sums_of_products(block, q, k, v):
+    return (q.unsqueeze(3) * k.unsqueeze(2)).sum(-1).softmax(-1) @ v
+
+
+def values_as_sums(block, q, k, v):
+    return ((q @ k.mT).softmax(-1).unsqueeze(-1) * v.unsqueeze(2)).sum(-2)
+
+
+def log_softmax(block, q, k, v):
+    return F.log_softmax(q @ k.mT, -1).exp() @ v
+
+
+def exponentials(block, q, k, v):
+    e = (q @ k.mT).exp()
+    return e / e.sum(-1, keepdim=True) @ v
+
+
+def divided_last(block, q, k, v):
+    e = (q @ k.mT).exp()
+    return (e @ v) / e.sum(-1, keepdim=True)
+
+
+def one_more(block, q, k, v):
+    scores = q @ k.mT
+    most = scores.amax(-1, keepdim=True).clamp(min=0)
+    e = (scores - most).exp()
+    return e / (e.sum(-1, keepdim=True) + (-most).exp()) @ v
+
+
+def log_sum_exp(block, q, k, v):
+    scores = q @ k.mT
+    return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ v
+
+
+def transposed(block, q, k, v):
+    return (k @ q.mT).softmax(-2).mT @ v
+
+
+def cosine_similarity(block, q, k, v):
+    return (F.cosine_similarity(q.unsqueeze(3), k.unsqueeze(2), dim=-1) * 7).softmax(-1) @ v
+
+
+def cosine_by_division(block, q, k, v):
+    lengths = q.norm(dim=-1, keepdim=True) * k.norm(dim=-1).unsqueeze(-2)
+    return (q @ k.mT / (lengths + 1e-6) * 7).softmax(-1) @ v
+
+
+def cosine_by_one_division(block, q, k, v):
+    return (q @ k.mT / q.norm(dim=-1, keepdim=True)).softmax(-1) @ v
+
+
+WITH_NORMS = {
+    talking_heads: "MatMul stands between its logits",
+    talking_heads_behind: "MatMul stands between its softmax",
+    talking_heads_as_convolution: "Conv stands between its logits",
+    talking_heads_from_the_left: "MatMul stands between its logits",
+    normalised_scores: "logits",
+    sums_of_products: "ReduceSum",
+    values_as_sums: "ReduceSum",
+    log_softmax: "LogSoftmax",
+    exponentials: "Exp",
+    divided_last: "Exp",
+    one_more: "Exp",
+    log_sum_exp: "by hand",
+    transposed: "",
+}
+OWN_NORMS = {
+    cosine_similarity: "ReduceSum",
+    cosine_by_division: "divided by the norms",
+    cosine_by_one_division: "divided by the norms",
+}
+
+
+def softmax_over_queries(block, q, k, v):
+    return (q @ k.mT).softmax(-2) @ v
+
+
+def linear_attention(block, q, k, v):
+    return q.softmax(-1) @ (k.softmax(-2).mT @ v)
+
+
+def pooled(block, q, k, v):
+    return q * ((k @ block.vector).softmax(-1).unsqueeze(-2) @ v)
+
+
+def pooled_after_attention(block, q, k, v):
+    y = F.scaled_dot_product_attention(q, k, v) + q
+    return y * ((F.rms_norm(y, (8,)) @ block.vector).softmax(-1).unsqueeze(-2) @ v)
+
+
+def routed(block, q, k, v):
+    return (block.router(q).softmax(-1) @ block.experts) * v
+
+
+def expert_choice(block, q, k, v):
+    chosen = block.router(q).mT.softmax(-1)
+    return chosen.mT @ (chosen @ v)
+
+
+def gated(block, q, k, v):
+    e = q.exp()
+    return e / e.sum(-1, keepdim=True) * v
+
+
+def classified(block, q, k, v):
+    return block.out((q @ k.mT).sigmoid() @ v).softmax(-1)
+
+
+NO_ATTENTION = [softmax_over_queries, linear_attention, pooled, routed, expert_choice, gated, classified]
+
+
+class Block(torch.nn.Module):
+    """An attention of `form`, on heads (batch, 4, positions, 8)."""
+
+    def __init__(self, form, *, norm):
+        super().__init__()
+        self.form, self.norm = form, norm
+        self.qkv, self.mix, self.convolution = torch.nn.Linear(32, 96), torch.nn.Linear(4, 4), torch.nn.Conv2d(4, 4, 1)
+        self.router, self.out = torch.nn.Linear(8, 5), torch.nn.Linear(8, 8)
+        self.vector, self.experts = torch.nn.Parameter(torch.rand(8)), torch.nn.Parameter(torch.rand(5, 8))
+        self.q_weight, self.k_weight = (torch.nn.Parameter(0.5 + torch.rand(8)) for _ in range(2))
+
+    def mixed(self, scores):
+        return self.mix(scores.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        if self.norm:
+            q, k = F.rms_norm(q, (8,), self.q_weight, 1e-6), F.rms_norm(k, (8,), self.k_weight, 1e-6)
+        return x + self.form(self, q, k, v).transpose(1, 2).flatten(2)
+
+
+def good(block, q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def beside_a_good_one(form, *, norm):
+    """The report of a model of two attentions: one that is fused, and `form`."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(Block(good, norm=True), Block(form, norm=norm)).eval()
+    shapes = ({0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")},)
+    return qk.export(module, (torch.randn(2, 5, 32),), dynamic_shapes=shapes, verify=False).report
+
+
+@pytest.mark.parametrize(("form", "reason"), [*WITH_NORMS.items(), *OWN_NORMS.items()])
+def test_a_normalised_form_is_declined_once_with_reason_node_and_hint(form, reason):
+    report = beside_a_good_one(form, norm=form in WITH_NORMS)
+    assert len(report.fused) == 1 and not report.plain
+    (miss,) = report.declined
+    assert reason in miss.reason and miss.name and miss.node and miss.hint
+    with pytest.raises(FusionRequiredError, match="1 of 2 QK-Norm attentions"):
+        require_complete(report)
+
+
+@pytest.mark.parametrize("form", list(WITH_NORMS))
+def test_the_same_form_without_norms_is_no_miss(form):
+    report = beside_a_good_one(form, norm=False)
+    assert len(report.fused) == 1 and report.complete and len(report.plain) <= 1
+
+
+@pytest.mark.parametrize("form", NO_ATTENTION)
+def test_what_is_no_attention_is_not_reported(form):
+    report = beside_a_good_one(form, norm=True)
+    assert len(report.fused) == 1 and report.complete and not report.plain
+
+
+def test_pooling_behind_attention_is_not_reported():
+    report = beside_a_good_one(pooled_after_attention, norm=True)
+    assert len(report.fused) == 2 and report.complete and not report.plain

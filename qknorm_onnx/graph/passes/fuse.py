@@ -22,7 +22,7 @@ from qknorm_onnx.graph.recognise.attention import read_core
 from qknorm_onnx.graph.recognise.mask import MaskContext
 from qknorm_onnx.graph.recognise.naming import attention_name, node_name
 from qknorm_onnx.graph.recognise.qk_norm_attention import recognise_attention
-from qknorm_onnx.graph.recognise.unread_attention import normalises_operands, unread_attention
+from qknorm_onnx.graph.recognise.unread_attention import divided_by_norms, normalises_operands, unread_attention
 from qknorm_onnx.graph.region import RegionError, region_models
 from qknorm_onnx.graph.replacement import Replacement, build_replacement
 from qknorm_onnx.graph.shape_readers import redirect_shape_readers
@@ -46,6 +46,7 @@ class FuseQKNormPass(ir.passes.InPlacePass):
     def __init__(self, prover: Prover | None = None, *, keeps: Callable[[LoweredMark], bool] = lambda _mark: False) -> None:
         super().__init__()
         self._prover = prover
+        self._unread = set[ir.Node]()  # products of queries and keys around which an unknown form was reported
         self._keeps = keeps
         self._kept_names: set[str] = set()
         self.report = reports.FusionReport()
@@ -53,6 +54,7 @@ class FuseQKNormPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run on `model` in place."""
         self.report = reports.FusionReport()
+        self._unread.clear()
         marks = filter(None, map(read_mark, model.graph.all_nodes()))
         self._kept_names = {mark.name for mark in marks if self._keeps(mark)}
         changed = [self._fuse_graph(graph, model) for graph in _graphs(model)]
@@ -83,12 +85,12 @@ class FuseQKNormPass(ir.passes.InPlacePass):
     def _fuse_core(self, node: ir.Node, masks: MaskContext, graph: ir.Graph, model: ir.Model) -> bool:
         core = read_core(node)
         if core is None:
-            core = unread_attention(node)
+            core = unread_attention(node, self._unread)
         if core is None:
             return False
         if isinstance(core, Declined):
             if normalises_operands(node):
-                self._decline(node_name(node), core)
+                self._decline(node_name(node), divided_by_norms(node) or core)
             else:
                 self._extend(plain=(node_name(node),))
             return False

@@ -28,6 +28,7 @@ from qknorm_onnx.graph.recognise.naming import attention_name
 from qknorm_onnx.graph.recognise.output import output_of
 from qknorm_onnx.graph.recognise.preparation import PreparedSide, projected, read_side
 from qknorm_onnx.graph.recognise.tables import same_table
+from qknorm_onnx.graph.recognise.unread_attention import divided_by_norms
 from qknorm_onnx.graph.recognise.visibility import read_visibility
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec, SpecError
 
@@ -38,7 +39,7 @@ def recognise_attention(core: Core, masks: MaskContext) -> Recognition:
     chains = read_prepared(core.query, core.query_steps), read_prepared(core.key, core.key_steps)
     problem = next((found for chain in chains if (found := _unread_norm(chain)) is not None), None)
     if not any(chain.normalised for chain in chains):
-        return problem if problem is not None else Plain(name)
+        return problem or divided_by_norms(core.node) or Plain(name)
     if problem is not None:
         return problem
     if core.refusal is not None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match import Declined
+from qknorm_onnx.graph.recognise.constants import ONNX_DOMAINS, attribute_int
 from qknorm_onnx.graph.recognise.group_query_attention import normalises_inside
-from qknorm_onnx.graph.recognise.lookalikes import norm_behind
-from qknorm_onnx.graph.recognise.products import SHAPES_HINT
+from qknorm_onnx.graph.recognise.layout import dims_of
+from qknorm_onnx.graph.recognise.lookalikes import PROJECTIONS, norm_behind
+from qknorm_onnx.graph.recognise.score_paths import SOFTMAX, ScorePath, score_paths, summed_axis, values_path
 
-PRODUCTS = frozenset({"MatMul", "Einsum", "Gemm"})
 # What may lie between a product and its softmax, and between the softmax and the product with the values.
 BETWEEN = frozenset(
     [
@@ -33,78 +36,127 @@ BETWEEN = frozenset(
         "Slice",
         "Concat",
         "Dropout",
-        "IsNaN",
-        "IsInf",
-        "Sigmoid",
-        "Pow",
-        "ReduceSum",
     ]
 )
-MAX_NODES = 40
+NORMS_OF_ROWS = frozenset({"ReduceL2", "ReduceSumSquare", "LpNormalization"})
+MAX_NODES = 60
 HINT = "write the scores as a matrix product of (batch, heads, positions, values), then softmax, then a matrix product"
+STEP_HINT = "only scale, clamp, soft cap, masks and sinks may stand there: leave it out, or move it"
+SOFTMAX_HINT = "write it as one Softmax over the last axis; what is added to its sum, as a sink appended to the logits"
+DIVIDED_HINT = "normalise queries and keys before their product"
 
 
-def unread_attention(softmax: ir.Node) -> Declined | None:
-    """A refusal for a softmax between two products whose operands are normalised; None for all other softmaxes."""
-    if softmax.op_type != "Softmax" or softmax.inputs[0] is None:
+def unread_attention(node: ir.Node, reported: set[ir.Node]) -> Declined | None:
+    """A refusal for a softmax between two products whose operands are normalised; None for all other nodes.
+
+    `reported` are the products of queries and keys for which this was said before: a softmax written by hand has several parts.
+    """
+    place = _normalised_axis(node)
+    if place is None:
         return None
-    product = _product_behind(softmax.inputs[0])
-    if product is None or _product_after(softmax.outputs[0]) is None or not normalises_operands(softmax):
+    if node.inputs[0] is None or node.inputs[0].shape is None:
         return None
-    if softmax.inputs[0].shape is None:
-        return Declined("the shapes of its logits are unknown", softmax, SHAPES_HINT)
-    odd = product if product.op_type == "Einsum" else softmax
+    for path in score_paths(node.inputs[0], place):
+        if path.node in reported or not _is_normalised(path):
+            continue
+        if node.op_type in SOFTMAX:
+            after = values_path(node.outputs[0], frozenset([place]), through_softmax=True)
+        else:
+            after = values_path(path.node.outputs[0], path.key_axes, through_softmax=False)
+        if after is not None:
+            reported.add(path.node)
+            return _refusal(node, path, after)
+    return None
+
+
+def _normalised_axis(node: ir.Node) -> int | None:
+    """The axis, from 0, over which `node` makes probabilities."""
+    if node.domain not in ONNX_DOMAINS:
+        return None
+    if node.op_type not in SOFTMAX:
+        return summed_axis(node)
+    dims = dims_of(node.outputs[0])
+    return attribute_int(node, "axis", -1) % len(dims) if dims else None
+
+
+def _refusal(node: ir.Node, path: ScorePath, after: tuple[ir.Node, ...]) -> Declined:
+    """At what is least like attention: a strange step, then the product, then the softmax itself."""
+    for steps, place in ((path.steps, "its logits and its softmax"), (after[:-1], "its softmax and the product with its values")):
+        odd = next((step for step in steps if step.op_type not in BETWEEN), None) if node.op_type == "Softmax" else None
+        if odd is not None:
+            return Declined(f"{odd.op_type} stands between {place}", odd, STEP_HINT)
+    for product, what in ((path.node, "its scores are"), (after[-1], "its product with the values is")):
+        if product.op_type == "ReduceSum":
+            return Declined(f"{what} written as a ReduceSum over products of single values", product, HINT)
+    if node.op_type != "Softmax":
+        how = "LogSoftmax" if node.op_type == "LogSoftmax" else f"{node.op_type} and a sum"
+        return Declined(f"its softmax is written by hand, with {how}", node, SOFTMAX_HINT)
+    odd = path.node if path.node.op_type == "Einsum" else node
     return Declined(f"its scores or probabilities are written in a form that is not known, around {odd.op_type}", odd, HINT)
 
 
 def normalises_operands(core: ir.Node) -> bool:
     """Whether something like a norm lies between a core's queries or keys and their projections, or they are not found."""
-    node = _product_behind(core.inputs[0]) if core.op_type == "Softmax" and core.inputs[0] is not None else core
-    if node is None or normalises_inside(node):
+    place = _normalised_axis(core)
+    if place is None and core.op_type != "Softmax":
+        return normalises_inside(core) or _have_norms(core.inputs[:2])
+    if place is None or core.inputs[0] is None:
         return True
-    operands = [operand for operand in node.inputs[:2] if operand is not None]
-    return any(norm_behind(operand) is not None for operand in operands)
+    paths = list(score_paths(core.inputs[0], place))
+    return not paths or any(map(_is_normalised, paths))
 
 
-def _product_behind(logits: ir.Value) -> ir.Node | None:
-    """The nearest product of two computed tensors; a product with a weight is a router or a classifier."""
-    waiting, seen = [logits], set[ir.Value]()
+def divided_by_norms(core: ir.Node) -> Declined | None:
+    """A refusal for logits that are divided by the norms of queries or keys, which is QK-Norm behind the product."""
+    dims = dims_of(core.inputs[0]) if core.op_type == "Softmax" and core.inputs[0] is not None else None
+    if core.inputs[0] is None or not dims:
+        return None
+    for path in score_paths(core.inputs[0], len(dims) - 1):
+        step = _division(path)
+        if step is not None:
+            reason = "its logits, and not its queries and keys, are divided by the norms of these"
+            return Declined(reason, step, DIVIDED_HINT)
+    return None
+
+
+def _is_normalised(path: ScorePath) -> bool:
+    return _have_norms(path.operands) or _division(path) is not None
+
+
+def _have_norms(operands: Sequence[ir.Value | None]) -> bool:
+    return any(operand is not None and norm_behind(operand) is not None for operand in operands)
+
+
+def _division(path: ScorePath) -> ir.Node | None:
+    """The step at which the scores are multiplied with, or divided by, what holds a norm of the product's own operands."""
+    rows = _ancestors(path.operands)
+    for step in path.steps:
+        if step.op_type in ("Mul", "Div"):
+            others = [value for value in step.inputs if value is not None and value.producer() not in (path.node, *path.steps)]
+            for value in _ancestors(others):
+                node = value.producer()
+                if node is not None and _is_norm_of_rows(node) and _ancestors(node.inputs) & rows:
+                    return step
+    return None
+
+
+def _is_norm_of_rows(node: ir.Node) -> bool:
+    """A norm, or a sum or mean of squares."""
+    if node.op_type in NORMS_OF_ROWS:
+        return True
+    inner = node.inputs[0].producer() if node.op_type in ("ReduceSum", "ReduceMean") and node.inputs[0] is not None else None
+    return inner is not None and (inner.op_type == "Pow" or (inner.op_type == "Mul" and inner.inputs[0] is inner.inputs[1]))
+
+
+def _ancestors(values: Sequence[ir.Value | None]) -> set[ir.Value]:
+    """What `values` are computed from, back to projections and products; constants are left out."""
+    waiting, seen = [value for value in values if value is not None], set[ir.Value]()
     while waiting and len(seen) < MAX_NODES:
         value = waiting.pop(0)
         node = value.producer()
-        if node is None or value in seen:
+        if value in seen or value.const_value is not None or value.is_initializer():
             continue
         seen.add(value)
-        if node.op_type in PRODUCTS:
-            if len(node.inputs) == 2 and not any(_is_weight(operand) for operand in node.inputs):
-                return node
-        elif node.op_type in BETWEEN:
+        if node is not None and node.op_type not in PROJECTIONS and node.op_type not in ("Shape", "Constant"):
             waiting += [operand for operand in node.inputs if operand is not None]
-    return None
-
-
-def _product_after(probabilities: ir.Value) -> ir.Node | None:
-    waiting, seen = [probabilities], set[ir.Value]()
-    while waiting and len(seen) < MAX_NODES:
-        value = waiting.pop(0)
-        if value in seen:
-            continue
-        seen.add(value)
-        for usage in value.uses():
-            if usage.node.op_type in PRODUCTS:
-                return usage.node
-            if usage.node.op_type in BETWEEN:
-                waiting += list(usage.node.outputs)
-    return None
-
-
-def _is_weight(value: ir.Value | None) -> bool:
-    """A constant, or one behind a transpose or a dequantisation."""
-    for _ in range(3):
-        if value is None or value.const_value is not None or value.is_initializer():
-            return True
-        node = value.producer()
-        if node is None or node.op_type not in ("Transpose", "DequantizeLinear", "Cast", "Identity"):
-            return False
-        value = node.inputs[0]
-    return False
+    return seen
