@@ -8,7 +8,7 @@ import qknorm_onnx as qk
 from qknorm_onnx.errors import FusionRequiredError
 from qknorm_onnx.inspection import inspect_model
 from qknorm_onnx.pipeline import require_complete
-from tests.graph.attention_text import NO_ROTARY, RMS, Spelling, attention_model
+from tests.graph.attention_text import NO_ROTARY, RMS, Spelling, attention_model, fused
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -84,6 +84,18 @@ def test_what_was_lowered_to_plain_operators_is_named_and_not_called_plain(norm,
     assert not report.plain and not report.fused
     (miss,) = report.declined
     assert miss.reason and miss.hint and miss.node
+
+
+@pytest.mark.parametrize("norm", [RMS, NO_ROTARY])
+def test_logits_of_unknown_shape_do_not_hide_an_attention(norm):
+    """An operator of which nothing is known stands between the product and the softmax."""
+    model = attention_model(Spelling(q_norm=norm, k_norm=norm, mask="masked = Identity(logits)\n"))
+    odd = next(node for node in model.graph if node.outputs[0].name == "masked")
+    odd.domain, odd.op_type = "vendor", "Sharpen"
+    model.opset_imports["vendor"] = 1
+    _, report = fused(model, prove=False)
+    assert not report.fused and len(report.declined) == (norm is RMS)
+    assert all("unknown" in miss.reason and miss.node and miss.hint for miss in report.declined)
 
 
 def talking_heads(block, q, k, v):

@@ -12,6 +12,7 @@ from qknorm_onnx.graph.recognise.group_query_attention import normalises_inside
 from qknorm_onnx.graph.recognise.layout import dims_of
 from qknorm_onnx.graph.recognise.lookalikes import PROJECTIONS, norm_behind
 from qknorm_onnx.graph.recognise.score_paths import SOFTMAX, ScorePath, score_paths, summed_axis, values_path
+from qknorm_onnx.graph.recognise.unshaped_attention import unshaped_attention
 
 # What may lie between a product and its softmax, and between the softmax and the product with the values.
 BETWEEN = frozenset(
@@ -52,11 +53,12 @@ def unread_attention(node: ir.Node, reported: set[ir.Node]) -> Declined | None:
     `reported` are the products of queries and keys for which this was said before: a softmax written by hand has several parts.
     """
     place = _normalised_axis(node)
-    if place is None:
-        return None
-    if node.inputs[0] is None or node.inputs[0].shape is None:
-        return None
-    for path in score_paths(node.inputs[0], place):
+    if place is None or node.inputs[0] is None:
+        return unshaped_attention(node) if node.op_type in SOFTMAX else None
+    paths = list(score_paths(node.inputs[0], place))
+    if not paths and node.op_type in SOFTMAX:
+        return unshaped_attention(node)
+    for path in paths:
         if path.node in reported or not _is_normalised(path):
             continue
         if node.op_type in SOFTMAX:
