@@ -38,12 +38,19 @@ class Side:
         return [outputs[name] for name in self.runner.output_names]
 
     def moved_weights(self, random: np.random.Generator) -> list[Tensor]:
-        """The weights, each value moved up or down by `CONSTANT_ULP` of itself."""
-        return [_moved(weight, random) for weight in self.weights]
+        """The weights, each value moved up or down by `CONSTANT_ULP` of itself.
+
+        A whole number that stands alone is stored exactly, and may be an exponent: -1 to the power of 2.0000002 is NaN.
+        """
+        return [weight.astype(np.float64) if _is_whole(weight) else _moved(weight, random) for weight in self.weights]
 
     def moved_inputs(self, inputs: Mapping[str, Tensor], random: np.random.Generator) -> dict[str, Tensor]:
         """The inputs, each float moved as the weights are."""
         return {name: _moved(array, random) if is_float(array.dtype) else array for name, array in inputs.items()}
+
+
+def _is_whole(array: Tensor) -> bool:
+    return array.size == 1 and bool(array == np.rint(array))
 
 
 def _moved(array: Tensor, random: np.random.Generator) -> Tensor:
