@@ -18,13 +18,16 @@ MOST_SECONDS = 20.0
 MOST_MEMORY_BY_WEIGHTS = 1.3
 
 FUSE = """
-    import json, resource, sys
+    import json, pathlib, resource, sys
     import qknorm_onnx
 
     program = qknorm_onnx.fuse(sys.argv[1])
     program.save(sys.argv[2])
     used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds, peak = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024  # of the processor: it may be shared
+    seconds = used.ru_utime + used.ru_stime  # of the processor: it may be shared
+    # Not ru_maxrss, which starts from the size of the process that started this one.
+    status = pathlib.Path("/proc/self/status").read_text()
+    peak = int(status.split("VmHWM:")[1].split()[0]) * 1024
     print(json.dumps({"seconds": seconds, "peak": peak, "notes": [item.note for item in program.report.fused]}))
 """
 
