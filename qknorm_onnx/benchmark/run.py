@@ -17,7 +17,7 @@ from qknorm_onnx.benchmark.machine import MATMUL_SIZE, READ_BYTES, describe, loa
 from qknorm_onnx.benchmark.peak_memory import peak_memory_mb
 from qknorm_onnx.benchmark.problem import Problem, Tensor, Tensors, true_output
 from qknorm_onnx.benchmark.report import BenchmarkReport, CaseResult, Figure, TimedEntry
-from qknorm_onnx.benchmark.timing import PAUSE_SECONDS, clock_for, interleaved, ratio_of_pairs
+from qknorm_onnx.benchmark.timing import clock_for, interleaved, no_pause, ratio_of_pairs, wait_until_quiet
 from qknorm_onnx.errors import InputError, QKNormError
 from qknorm_onnx.validation.error_budget import budget, unit
 from qknorm_onnx.validation.metrics import relative_error
@@ -115,7 +115,7 @@ def run_case(case: AnyCase, settings: Settings, makers: Mapping[str, Maker]) -> 
         errors[entry.name] = judge.check(case, entry, contestants[entry.name])
     del judges
     calls = {name: contestant.call for name, contestant in contestants.items()}
-    pause = 0.0 if settings.quick else PAUSE_SECONDS
+    pause = no_pause if settings.quick else wait_until_quiet
     times = interleaved(calls, rounds=settings.rounds, clock=clock_for(settings.threads)[1], pause=pause)
     timed = tuple(_timed(entry, times[entry.name], errors[entry.name]) for entry in case.entries if entry.name in times)
     figures = (*_ratios(case, times), *_read_share(case, timed, settings))

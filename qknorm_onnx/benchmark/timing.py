@@ -9,10 +9,12 @@ from typing import Final
 
 Clock = Callable[[], float]
 
-# Threads of the one before may still spin, waiting for work: OpenMP's for some milliseconds.
-PAUSE_SECONDS: Final = 0.015
+# Threads of the one before may still spin, waiting for work: OpenMP's for some milliseconds, ONNX Runtime's for 40 on a
+# Zen 4. Two threads of the next one would share the cores with them.
+QUIET_WINDOW_SECONDS: Final = 0.01
+QUIET_SHARE: Final = 0.1
+LONGEST_PAUSE_SECONDS: Final = 0.5
 TURN_SECONDS: Final = 0.02
-WARM_UP_BELOW_SECONDS: Final = 0.02
 
 
 def clock_for(threads: int) -> tuple[str, Clock]:
@@ -20,12 +22,28 @@ def clock_for(threads: int) -> tuple[str, Clock]:
     return ("processor time", time.thread_time) if threads == 1 else ("wall clock", time.perf_counter)
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], *, rounds: int, clock: Clock, pause: float) -> dict[str, list[float]]:
+def wait_until_quiet() -> None:
+    """Wait until no thread of this process is running: those of the contestant before have gone to sleep."""
+    deadline = time.perf_counter() + LONGEST_PAUSE_SECONDS
+    while time.perf_counter() < deadline:
+        begun, used = time.perf_counter(), time.process_time()
+        time.sleep(QUIET_WINDOW_SECONDS)
+        if time.process_time() - used < QUIET_SHARE * (time.perf_counter() - begun):
+            return
+
+
+def no_pause() -> None:
+    """For runs whose times do not matter."""
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], object]], *, rounds: int, clock: Clock, pause: Callable[[], object]
+) -> dict[str, list[float]]:
     """Seconds of each call by name, one value for each round.
 
-    In each round everyone has a turn, beginning with another one each time. A turn is a pause, a call that is not timed
-    (of short ones: it wakes the threads), and then as many calls as fit into a fiftieth of a second, at least one; its
-    value is their median.
+    In each round everyone has a turn, beginning with another one each time. A turn is a `pause`, a call that is not timed
+    (it wakes the threads), and then as many calls as fit into a fiftieth of a second, at least one; its value is their
+    median.
     """
     names = list(calls)
     first = {name: seconds_of(calls[name], clock) for name in names}
@@ -34,9 +52,8 @@ def interleaved(calls: Mapping[str, Callable[[], object]], *, rounds: int, clock
     for turn in range(rounds):
         start = turn % len(names)
         for name in names[start:] + names[:start]:
-            time.sleep(pause)
-            if first[name] < WARM_UP_BELOW_SECONDS:
-                calls[name]()
+            pause()
+            calls[name]()
             repeats = max(1, int(TURN_SECONDS / max(first[name], 1e-6)))
             times[name].append(statistics.median(seconds_of(calls[name], clock) for _ in range(min(repeats, 50))))
     return times

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from qknorm_onnx.benchmark.contestant import Contestant, LeftOutError
 from qknorm_onnx.benchmark.peak_memory import peak_memory_mb
 from qknorm_onnx.benchmark.problem import Problem, true_output, with_room
 from qknorm_onnx.benchmark.report import Figure
-from qknorm_onnx.benchmark.timing import clock_for, interleaved, ratio_of_pairs
+from qknorm_onnx.benchmark.timing import LONGEST_PAUSE_SECONDS, clock_for, interleaved, no_pause, ratio_of_pairs, wait_until_quiet
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.spec.reference import qk_norm_attention
 
@@ -180,18 +182,47 @@ def test_turns_are_interleaved_and_ratios_are_of_pairs():
         def call():
             order.append(name)
             # The machine becomes ten times slower half-way: pairs see it on both sides.
-            now[0] += seconds * (10 if len(order) > 60 else 1)
+            now[0] += seconds * (10 if len(order) > 84 else 1)
 
         return call
 
     calls = {"a": taking("a", 1.0), "b": taking("b", 3.0)}
-    times = interleaved(calls, rounds=40, clock=lambda: now[0], pause=0.0)
+    times = interleaved(calls, rounds=40, clock=lambda: now[0], pause=no_pause)
     assert len(times["a"]) == len(times["b"]) == 40
-    assert order[4:12] == ["a", "b", "b", "a", "a", "b", "b", "a"]
+    assert order[4:12] == ["a", "a", "b", "b", "b", "b", "a", "a"]  # each call is made once before it counts
     assert ratio_of_pairs(times["a"], times["b"]) == pytest.approx(3.0)
     assert max(times["a"]) == pytest.approx(10 * min(times["a"]))
     assert clock_for(1)[0] == "processor time"
     assert clock_for(2)[0] == "wall clock"
+
+
+def test_a_turn_begins_when_the_threads_of_the_one_before_sleep():
+    end = threading.Event()
+    stop_at = time.perf_counter() + 0.15
+
+    def spin():
+        while time.perf_counter() < stop_at and not end.is_set():
+            math.sqrt(2.0)
+
+    spinning = threading.Thread(target=spin)
+    spinning.start()
+    wait_until_quiet()
+    was_running = spinning.is_alive()
+    end.set()
+    spinning.join()
+    assert not was_running
+
+
+def test_a_pause_ends_though_something_keeps_running():
+    end = threading.Event()
+    spinning = threading.Thread(target=lambda: [math.sqrt(2.0) for _ in iter(end.is_set, True)])
+    spinning.start()
+    begun = time.perf_counter()
+    wait_until_quiet()
+    waited = time.perf_counter() - begun
+    end.set()
+    spinning.join()
+    assert LONGEST_PAUSE_SECONDS <= waited < LONGEST_PAUSE_SECONDS + 1
 
 
 def test_the_fastest_peer_is_the_one_that_counts(monkeypatch):
