@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qknorm_onnx.validation.error_budget import budget
+from qknorm_onnx.validation.error_budget import OwnErrors, budget
 from qknorm_onnx.validation.metrics import Mask, cosine, finite, relative_error, snr_db, top_one
 from qknorm_onnx.validation.report import ParityRow
 
@@ -25,8 +26,19 @@ class Measured:
     given: Tensor
 
 
-def judge(row: ParityRow, measured: Measured, *, is_logits: bool) -> ParityRow:
-    """`row` with the verdict, the reason and the figures.
+def own_errors(truth: Tensor, in_float32: Tensor, in_dtype: Tensor | None) -> OwnErrors:
+    """The errors of one evaluation by PyTorch: of integers and bools the share that differs; NaN where nothing is to compare."""
+    return OwnErrors(in_dtype=None if in_dtype is None else _own_error(in_dtype, truth), in_float32=_own_error(in_float32, truth))
+
+
+def _own_error(y: Tensor, truth: Tensor) -> float:
+    if np.issubdtype(truth.dtype, np.floating):
+        return relative_error(y, truth, finite(truth))
+    return float(np.mean(y != truth)) if truth.size else float("nan")
+
+
+def judge(row: ParityRow, measured: Measured, *, is_logits: bool, others: Sequence[OwnErrors] = ()) -> ParityRow:
+    """`row` with the verdict, the reason and the figures. `others` are the errors of PyTorch's other evaluations.
 
     Values at which the truth itself is not finite (rows without a visible key in some models) say nothing and are left out.
     Where PyTorch in the type is not finite, the candidate may be so as well, but nowhere else; a candidate that is finite
@@ -36,12 +48,12 @@ def judge(row: ParityRow, measured: Measured, *, is_logits: bool) -> ParityRow:
     if given.shape != truth.shape:
         return _failed(row, f"shape {given.shape} instead of {truth.shape}")
     if not np.issubdtype(truth.dtype, np.floating):
-        return _judge_exact(row, measured)
+        return _judge_exact(row, measured, others)
     defined = finite(truth)
     if not defined.any():
         return _failed(row, "nothing was compared: the truth is empty or nowhere finite")
     torch_finite = defined if measured.in_dtype is None else finite(measured.in_dtype)
-    row = dataclasses.replace(_with_budget(row, measured, defined), all_zero=not truth[defined].any())
+    row = dataclasses.replace(_with_budget(row, measured, defined, others), all_zero=not truth[defined].any())
     lost = defined & ~finite(given)
     if (lost & torch_finite).any():
         count = int((lost & torch_finite).sum())
@@ -55,19 +67,24 @@ def judge(row: ParityRow, measured: Measured, *, is_logits: bool) -> ParityRow:
     return dataclasses.replace(row, verdict="passed")
 
 
-def _with_budget(row: ParityRow, measured: Measured, defined: Mask) -> ParityRow:
-    own = None if measured.in_dtype is None else relative_error(measured.in_dtype, measured.truth, defined)
-    allowed = budget(row.dtype, torch_error=own, float32_error=_scale_free(measured, defined))
+def _with_budget(row: ParityRow, measured: Measured, defined: Mask, others: Sequence[OwnErrors]) -> ParityRow:
+    own = own_errors(measured.truth, measured.in_float32, measured.in_dtype)
+    worst = own.with_others(others)
+    # Where PyTorch is not finite in float32 either, the floor is left.
+    in_float32 = worst.in_float32 if np.isfinite(worst.in_float32) else 0.0
+    allowed = budget(row.dtype, torch_error=worst.in_dtype, float32_error=in_float32)
     note = _joined(
-        allowed.note, "" if defined.all() else f"{int((~defined).sum())} values left out: the truth is not finite there"
+        allowed.note,
+        _spread(own, worst),
+        "" if defined.all() else f"{int((~defined).sum())} values left out: the truth is not finite there",
     )
-    return dataclasses.replace(row, torch_error=own, budget=allowed.allowed, reason=note)
+    return dataclasses.replace(row, torch_error=own.in_dtype, budget=allowed.allowed, reason=note)
 
 
-def _scale_free(measured: Measured, defined: Mask) -> float:
-    """PyTorch's float32 error; 0 where that is not finite either, which leaves the floor."""
-    error = relative_error(measured.in_float32, measured.truth, defined)
-    return error if np.isfinite(error) else 0.0
+def _spread(own: OwnErrors, worst: OwnErrors) -> str:
+    if own.in_dtype is None or worst.in_dtype is None or not worst.in_dtype > own.in_dtype:
+        return ""
+    return f"PyTorch's own error is up to {worst.in_dtype:.2g} with its sums in other orders"
 
 
 def _with_figures(row: ParityRow, measured: Measured, where: Mask, *, is_logits: bool) -> ParityRow:
@@ -82,13 +99,16 @@ def _with_figures(row: ParityRow, measured: Measured, where: Mask, *, is_logits:
     )
 
 
-def _judge_exact(row: ParityRow, measured: Measured) -> ParityRow:
+def _judge_exact(row: ParityRow, measured: Measured, others: Sequence[OwnErrors]) -> ParityRow:
     """Integers and bools: the share of values that differ; as many may as PyTorch itself gets wrong in the type."""
     if not measured.truth.size:
         return _failed(row, "nothing was compared: the output is empty")
     error = float(np.mean(measured.given != measured.truth))
-    own = None if measured.in_dtype is None else float(np.mean(measured.in_dtype != measured.truth))
-    row = dataclasses.replace(row, error=error, torch_error=own, budget=2 * (own or 0.0))
+    own = own_errors(measured.truth, measured.in_float32, measured.in_dtype)
+    worst = own.with_others(others)
+    row = dataclasses.replace(
+        row, error=error, torch_error=own.in_dtype, budget=2 * (worst.in_dtype or 0.0), reason=_spread(own, worst)
+    )
     if error <= row.budget:
         return dataclasses.replace(row, verdict="passed")
     return _failed(row, f"{error:.2%} of the values differ where {row.budget:.2%} may")

@@ -49,6 +49,11 @@ class ParityRow:
     reason: str = ""
     fault: Fault | None = None
 
+    @property
+    def exceeds(self) -> bool:
+        """Failed by nothing but the size of its error."""
+        return self.verdict == "failed" and self.error > self.budget
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParityReport:

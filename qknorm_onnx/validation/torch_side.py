@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.spec.signature import Dtype
+from qknorm_onnx.validation.error_budget import OTHER_ORDERS
 from qknorm_onnx.validation.inputs import GraphInput
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class TorchSide:
         self.truth_type: Dtype = "float64"
         self.note = ""
         self.autocast_note = ""
+        self.order_note = ""
 
     def truth(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         """Outputs in float64, every float32 island of the module raised as well.
@@ -138,6 +140,27 @@ class TorchSide:
             return None
         self.autocast_note = f"module.to({self._dtype}) runs only under autocast ({first})"
         return result
+
+    def in_other_orders(self, inputs: Mapping[str, Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor] | None]]:
+        """`in_float32` and `in_dtype` again, `OTHER_ORDERS` times, the terms of sums added in another order each time.
+
+        Attention is computed step by step, so that its sums are among them. A module that does not run so gives nothing, and
+        `order_note` says why.
+        """
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        from qknorm_onnx.validation.reordered_sums import ReorderedSums
+
+        for seed in range(OTHER_ORDERS):
+            try:
+                with sdpa_kernel(SDPBackend.MATH), ReorderedSums(seed):
+                    in_float32 = self.in_float32(inputs)
+                    in_dtype = in_float32 if self._dtype == torch.float32 else self.in_dtype(inputs)
+            except Exception as error:
+                self.order_note = f"the module does not run with its sums in another order ({one_line(error)})"
+                return
+            yield in_float32, in_dtype
 
     def _run(self, module: torch.nn.Module, inputs: Mapping[str, Tensor], dtype: torch.dtype) -> list[Tensor]:
         import torch

@@ -1,0 +1,52 @@
+"""A module evaluated with its sums in another order: the same function, rounded in another, equally valid way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_ATEN: Final = torch.ops.aten
+# Place of the first factor among the arguments; the second one is behind it.
+_PRODUCTS: Final = {_ATEN.mm.default: 0, _ATEN.bmm.default: 0, _ATEN.addmm.default: 1, _ATEN.baddbmm.default: 1}
+# Place of the axes that are summed over.
+_REDUCTIONS: Final = {_ATEN.mean.dim: 1, _ATEN.sum.dim_IntList: 1, _ATEN.linalg_vector_norm.default: 2}
+
+
+class ReorderedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active, matrix products, sums, means and vector norms add their terms in an order drawn from `seed`.
+
+    Nothing is disturbed: the terms are the same, so that in exact arithmetic nothing changes. Sums inside other operators
+    (convolutions, softmax) keep their order.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._random = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operator, its terms shuffled before where it is a sum of them."""
+        del types
+        given = list(args)
+        if func in _PRODUCTS:
+            self._shuffle_product(given, _PRODUCTS[func])
+        elif func in _REDUCTIONS:
+            self._shuffle_axes(given, _REDUCTIONS[func])
+        return func(*given, **(kwargs or {}))
+
+    def _shuffle_product(self, args: list[Any], first: int) -> None:
+        left, right = args[first], args[first + 1]
+        order = self._order(left.shape[-1])
+        args[first], args[first + 1] = left.index_select(-1, order), right.index_select(-2, order)
+
+    def _shuffle_axes(self, args: list[Any], place: int) -> None:
+        axes = args[place] if len(args) > place else None
+        for axis in axes or ():
+            args[0] = args[0].index_select(axis, self._order(args[0].shape[axis]))
+
+    def _order(self, count: int) -> torch.Tensor:
+        return torch.randperm(count, generator=self._random)
