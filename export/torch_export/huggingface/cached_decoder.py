@@ -67,11 +67,14 @@ def cached_example(model: Any, *, batch: int = 2, past: int = 5, new: int = 3) -
     """
     from transformers import DynamicCache
 
-    tokens = torch.zeros(batch, past, dtype=torch.int64)
+    # Not token 0: it is often the padding, whose embedding and so everything after it is zero.
+    words = torch.Generator().manual_seed(0)
+    size = int(model.config.get_text_config().vocab_size)
+    tokens = torch.randint(size, (batch, past + new), generator=words)
     cache = DynamicCache()
     parameter = CachedDecoder(model).cache_parameter
     with torch.no_grad():
-        model(input_ids=tokens, use_cache=True, **{parameter: cache})
+        model(input_ids=tokens[:, :past], use_cache=True, **{parameter: cache})
     expected = model.config.get_text_config().num_hidden_layers
     layers: list[Any] = [layer for layer in cache.layers if isinstance(getattr(layer, "keys", None), Tensor)]
     if len(layers) != expected or any(layer.keys.ndim != 4 or layer.keys.shape[2] != past for layer in layers):
@@ -79,7 +82,7 @@ def cached_example(model: Any, *, batch: int = 2, past: int = 5, new: int = 3) -
             f"{type(model).__name__} has layers that do not cache keys and values of all tokens; export it without a cache"
         )
     inputs = {
-        "input_ids": torch.zeros(batch, new, dtype=torch.int64),
+        "input_ids": tokens[:, past:].contiguous(),
         "attention_mask": torch.ones(batch, past + new, dtype=torch.int64),
         "position_ids": torch.arange(past, past + new).expand(batch, new).contiguous(),
         "past_key_values": [{"key": layer.keys.clone(), "value": layer.values.clone()} for layer in layers],
