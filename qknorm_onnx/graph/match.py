@@ -20,7 +20,8 @@ Dim = int | ir.SymbolicDim
 
 # The meaning of each axis: B batch, H heads, S positions, D values of a head; "HD" is merged (heads outermost), and ""
 # an axis of size 1 that means nothing. A digit is an axis of which only that index belongs to the attention.
-# "R" is short-lived: the copies of one key / value head.
+# "R" is short-lived: the copies of one key / value head. "K" and "G" are heads as two axes: key / value heads, and the query
+# heads of each (H = K * G). "T" are the positions of keys, in logits.
 Layout = tuple[str, ...]
 
 PROJECTED: Layout = ("B", "S", "HD")
@@ -220,13 +221,22 @@ class Chain:
 
 
 @dataclasses.dataclass(frozen=True)
+class GroupedAxes:
+    """The axes of a tensor that differs between heads which are two axes: letters, "" of size 1, and the sizes of K and G."""
+
+    letters: Layout
+    kv_heads: int
+    group: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Bias:
     """One thing that is added to the logits, or a boolean that hides keys (`negated`: where it is True).
 
     `fill` is what hidden logits are replaced by. `axes`: for each axis of the logits' mask the axis of `value` that lies
-    there, None where it does not vary; absent where `value` can be broadcast as it is. `windows`: `value` is (1, W, 1, S, T),
-    one mask for each of the W windows that the batch consists of (B = images * W, windows innermost). `folded`: `value` is
-    (B*H, S, T).
+    there, None where it does not vary (axes of `value` that are not named have size 1); absent where `value` can be broadcast
+    as it is. `windows`: `value` is (1, W, 1, S, T), one mask for each of the W windows that the batch consists of
+    (B = images * W, windows innermost). `folded`: `value` is (B*H, S, T). `grouped`: `value` has axes for K or G.
     """
 
     value: ir.Value
@@ -235,6 +245,7 @@ class Bias:
     axes: tuple[int | None, ...] | None = None
     windows: int = 0
     folded: bool = False
+    grouped: GroupedAxes | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from qknorm_onnx.graph.grouped_bias import for_each_group
 from qknorm_onnx.graph.match import Array, Bias, Dim, Factor, Gain, Layout, Parameter, Preparation, RowLengths, Table
 from qknorm_onnx.graph.node_builder import NodeBuilder
 from qknorm_onnx.graph.recognise.constants import constant
@@ -77,6 +78,7 @@ def combined_bias(builder: NodeBuilder, biases: Sequence[Bias], query: ir.Value,
     dtype = query.dtype
     biases = [_for_each_window(builder, bias, query) if bias.windows else bias for bias in biases]
     biases = [_for_each_head(builder, bias, query, heads) if bias.folded else bias for bias in biases]
+    biases = [for_each_group(builder, bias, bias.grouped) if bias.grouped is not None else bias for bias in biases]
     as_bool = all(bias.value.dtype == ir.DataType.BOOL and bias.fill in (None, float("-inf")) for bias in biases)
     masks = [_visible(builder, bias) if as_bool else _added(builder, bias, dtype) for bias in biases]
     total = masks[0]
@@ -240,14 +242,28 @@ def _in_place(builder: NodeBuilder, bias: Bias) -> ir.Value:
     value, axes = bias.value, bias.axes
     if axes is None or value.shape is None:
         return value
+    value, axes = _without_unused(builder, value, axes)
     used = [axis for axis in axes if axis is not None]
     value = builder.transpose(value, used)
     missing = [place for place, axis in enumerate(axes) if axis is None]
     leading = len([place for place in missing if all(axis is None for axis in axes[:place])])
     if len(missing) == leading:
         return value
-    dims: list[Dim] = [1 if axis is None else bias.value.shape[axis] for axis in axes]  # type: ignore[index]
+    rest = iter(shape_of(value))
+    dims: list[Dim] = [1 if axis is None else next(rest) for axis in axes]
     return builder.apply("Unsqueeze", [value, builder.integers(missing, "axes")], dims=dims)
+
+
+def _without_unused(
+    builder: NodeBuilder, value: ir.Value, axes: tuple[int | None, ...]
+) -> tuple[ir.Value, tuple[int | None, ...]]:
+    """`value` without the axes that `axes` does not name, and `axes` counted along what is left."""
+    unused = [axis for axis in range(len(shape_of(value))) if axis not in axes]
+    if not unused:
+        return value, axes
+    dims = [dim for axis, dim in enumerate(shape_of(value)) if axis not in unused]
+    value = builder.apply("Squeeze", [value, builder.integers(unused, "axes")], dims=dims)
+    return value, tuple(axis if axis is None else axis - sum(other < axis for other in unused) for axis in axes)
 
 
 def _visible(builder: NodeBuilder, bias: Bias) -> ir.Value:

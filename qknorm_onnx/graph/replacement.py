@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match import PROJECTED, Dim, Located, Preparation, QKNormMatch, Table
+from qknorm_onnx.graph.match import PROJECTED, Dim, Layout, Located, Preparation, QKNormMatch, Table
 from qknorm_onnx.graph.node_builder import NodeBuilder
 from qknorm_onnx.graph.parameters import (
     bias_parameter,
@@ -19,6 +19,7 @@ from qknorm_onnx.graph.parameters import (
     weight_parameter,
 )
 from qknorm_onnx.graph.qk_norm_node import AttentionInputs, RotaryInputs, make_attention_node, make_rotary_node
+from qknorm_onnx.graph.recognise.head_groups import has_split_heads
 from qknorm_onnx.graph.recognise.lookalikes import PROJECTIONS
 from qknorm_onnx.graph.recognise.output import output_of
 from qknorm_onnx.graph.row_lengths import build_row_cache, pasts_with_room, with_positions
@@ -78,7 +79,7 @@ def heads_merged(builder: NodeBuilder, located: Located) -> ir.Value:
     """A tensor of heads as (B, S, H*D)."""
     located = _picked(builder, located)
     axes = [axis for axis, letters in enumerate(located.layout) if letters]
-    order = sorted(axes, key=lambda axis: "BSHD".index(located.layout[axis][0]))
+    order = sorted(axes, key=lambda axis: "BSHKGD".index(located.layout[axis][0]))
     letters = [located.layout[axis] for axis in order]
     merged = _size(located, "H") * _size(located, "D")
     dims: list[Dim] = [located.sizes["B"], located.sizes["S"], merged]
@@ -173,15 +174,26 @@ def _as_output(builder: NodeBuilder, y: ir.Value, result: Located) -> ir.Value:
     if sorted(result.layout) == sorted(PROJECTED):
         value = builder.transpose(value, [PROJECTED.index(letters) for letters in result.layout])
     else:
-        heads, size = _size(result, "H"), _size(result, "D")
-        dims = [result.sizes[letter] for letter in "BSHD"]
-        value = builder.reshape(value, [0, 0, heads, size], dims)
-        assert all(len(letters) == 1 for letters in result.layout), "outputs are followed to a known layout or not at all"
-        value = builder.transpose(value, ["BSHD".index(letter) for letter in result.layout])
+        inner = "KGD" if has_split_heads(result.layout) else "HD"
+        dims = [result.sizes[letter] for letter in f"BS{inner}"]
+        value = builder.reshape(value, [0, 0, *(_size(result, letter) for letter in inner)], dims)
+        value = _transposed(builder, value, f"BS{inner}", result.layout)
     wanted = result.value.dtype
     if wanted is not None and wanted != value.dtype and value.shape is not None:
         value = builder.apply("Cast", [value], dims=list(value.shape), attributes=[ir.AttrInt64("to", int(wanted))], dtype=wanted)
     return value
+
+
+def _transposed(builder: NodeBuilder, value: ir.Value, letters: str, layout: Layout) -> ir.Value:
+    """`value` with the axes `letters` in the order of `layout`, and its axes of size 1."""
+    assert all(len(item) <= 1 for item in layout), "outputs are followed to a known layout or not at all"
+    value = builder.transpose(value, [letters.index(item) for item in layout if item])
+    singles = [axis for axis, item in enumerate(layout) if not item]
+    if not singles:
+        return value
+    rest = iter(shape_of(value))
+    dims: list[Dim] = [next(rest) if item else 1 for item in layout]
+    return builder.apply("Unsqueeze", [value, builder.integers(singles, "axes")], dims=dims)
 
 
 def _boundary(builder: NodeBuilder, match: QKNormMatch) -> tuple[ir.Value, ...]:

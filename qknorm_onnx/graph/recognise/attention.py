@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import onnx_ir as ir
@@ -9,10 +10,12 @@ import onnx_ir as ir
 from qknorm_onnx.graph.match import Bias, Core, Declined, Located
 from qknorm_onnx.graph.recognise.constants import attribute_float, attribute_int, input_of, number, producer, rank_of
 from qknorm_onnx.graph.recognise.contrib_attention import read_multi_head_attention
+from qknorm_onnx.graph.recognise.equations import read_einsum_values
 from qknorm_onnx.graph.recognise.group_query_attention import read_group_query_attention
 from qknorm_onnx.graph.recognise.layout import dims_of
-from qknorm_onnx.graph.recognise.products import SHAPES_HINT, folds_only, read_score_product, read_value_product
-from qknorm_onnx.graph.recognise.scores import Scores, read_scores
+from qknorm_onnx.graph.recognise.products import SHAPES_HINT, read_matrix_values
+from qknorm_onnx.graph.recognise.score_axes import MOVES, moved
+from qknorm_onnx.graph.recognise.scores import AXES_HINT, Scores, read_scores
 from qknorm_onnx.graph.recognise.sinks import cuts_last_column
 
 CoreReader = Callable[[ir.Node], Core | Declined | None]
@@ -40,18 +43,25 @@ def read_softmax(node: ir.Node) -> Core | Declined | None:
         return None
     if isinstance(product, Declined) or isinstance(scores, Declined):
         return product if isinstance(product, Declined) else scores  # type: ignore[return-value]
-    weighing, probabilities, cut = product
-    if cut != (scores.sink is not None):
+    if product.cut != (scores.sink is not None):
         reason = "its softmax has a column more or less than its values"
         return Declined(reason, node, "append sinks as one column of logits, and cut exactly that one off behind the softmax")
-    return _softmax_core(node, scores, weighing, probabilities)
+    return _softmax_core(node, scores, product)
 
 
-def _softmax_core(node: ir.Node, scores: Scores, product: ir.Node, probabilities: ir.Value) -> Core | Declined:
-    operands = read_score_product(scores.product)
-    if isinstance(operands, Declined):
-        return operands
-    weighed = read_value_product(product, probabilities, operands)
+def _softmax_core(node: ir.Node, scores: Scores, product: ValueProduct) -> Core | Declined | None:
+    operands, layout = scores.product, scores.layout
+    for step in product.moves:
+        after = moved(layout, step, operands.sizes)
+        if after is None:
+            return Declined(f"{step.op_type} stands between its softmax and the product with its values", step, AXES_HINT)
+        layout = after
+    if scores.layout[-1] != "T" or layout[-1] != "T":
+        return None  # its softmax, or that product, sums over something else
+    if product.node.op_type == "Einsum":
+        weighed = read_einsum_values(product.node, product.probabilities, layout, operands)
+    else:
+        weighed = read_matrix_values(product.node, layout, operands)
     if isinstance(weighed, Declined):
         return weighed
     value, output = weighed
@@ -70,12 +80,22 @@ def _softmax_core(node: ir.Node, scores: Scores, product: ir.Node, probabilities
     )
 
 
-def _value_product(probabilities: ir.Value) -> tuple[ir.Node, ir.Value, bool] | Declined | None:
-    """The product that weighs the values, the probabilities that it reads, and whether a column was cut off before.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ValueProduct:
+    """The product that weighs the values, the probabilities that it reads, and what lies between them and the softmax.
 
-    Casts and the guard against NaN rows may lie in between.
+    moves: what moves axes there. cut: whether a column was cut off.
     """
-    cut = False
+
+    node: ir.Node
+    probabilities: ir.Value
+    moves: tuple[ir.Node, ...]
+    cut: bool
+
+
+def _value_product(probabilities: ir.Value) -> ValueProduct | Declined | None:
+    """The product that weighs the values; casts and the guard against NaN rows may lie in front of it."""
+    cut, moves = False, list[ir.Node]()
     for _ in range(MAX_STEPS):
         consumers = [usage.node for usage in probabilities.uses() if usage.node.op_type != "Shape"]
         products = [node for node in consumers if _weighs(node, probabilities)]
@@ -83,13 +103,15 @@ def _value_product(probabilities: ir.Value) -> tuple[ir.Node, ir.Value, bool] | 
         if products and (len(consumers) > 1 or probabilities.is_graph_output()):
             return Declined("its attention probabilities are used elsewhere too", products[0], PROBABILITIES_HINT)
         if products:
-            return products[0], probabilities, cut
+            return ValueProduct(node=products[0], probabilities=probabilities, moves=tuple(moves), cut=cut)
         if len(results) != 1 or probabilities.is_graph_output():
             return None
         result = results[0]
         if result.op_type == "Slice" and cuts_last_column(result):
             cut = True
-        elif not folds_only(result) and (result.op_type not in PROBABILITY_OPERATORS or not _is_guard(result, probabilities)):
+        elif result.op_type in MOVES and result.inputs[0] is probabilities:
+            moves.append(result)
+        elif result.op_type not in PROBABILITY_OPERATORS or not _is_guard(result, probabilities):
             return None
         probabilities = result.outputs[0]
     return None

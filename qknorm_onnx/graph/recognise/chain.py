@@ -24,7 +24,9 @@ from qknorm_onnx.graph.match import (
 )
 from qknorm_onnx.graph.recognise.cache import read_cache_append
 from qknorm_onnx.graph.recognise.constants import constant, input_of, producer
+from qknorm_onnx.graph.recognise.head_groups import has_tiled_heads, joined_heads, read_expanded_groups, tiled_refusal
 from qknorm_onnx.graph.recognise.layout import dims_of, read_expanded_heads, same_size, step_back
+from qknorm_onnx.graph.recognise.lookalikes import norm_behind
 from qknorm_onnx.graph.recognise.norm import aligned, read_norm
 from qknorm_onnx.graph.recognise.rotary import read_rotary
 from qknorm_onnx.graph.recognise.streams import read_streams
@@ -75,14 +77,16 @@ def _walk(start: Located, readers: tuple[OpenReader, ...], steps: Steps = ()) ->
             before = step_back(here)
             if before is None:
                 break
-            here = before
+            here = joined_heads(before)
+            if has_tiled_heads(here):
+                return Chain(start, steps, tuple(path), tiled_refusal(here) if norm_behind(here.value) else None)
         path.append(here)
     return Chain(start, steps, tuple(path))
 
 
 def read_repeat(located: Located) -> Steps | Declined | None:
     """Repeated key / value heads."""
-    found = read_expanded_heads(located)
+    found = read_expanded_heads(located) or read_expanded_groups(located)
     return (Step(*found),) if found is not None else None
 
 

@@ -40,10 +40,12 @@ INVENTED_NAMES = "unk__"
 
 def is_sized(value: ir.Value) -> bool:
     """Whether the shape of `value` is known, a dimension at least by a name that the file gave it."""
-    if value.shape is None:
-        return False
-    names = [dim.value for dim in value.shape if isinstance(dim, ir.SymbolicDim)]
-    return all(name is not None and INVENTED_NAMES not in str(name) for name in names)
+    return value.shape is not None and all(map(is_named, value.shape))
+
+
+def is_named(dim: Dim) -> bool:
+    """Whether `dim` is a number, or has a name that the file gave it."""
+    return isinstance(dim, int) or (dim.value is not None and INVENTED_NAMES not in str(dim.value))
 
 
 def letters_of(layout: Layout) -> str:

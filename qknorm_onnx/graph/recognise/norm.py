@@ -144,7 +144,10 @@ def _norm_axis(layout: Layout, axes: tuple[int, ...], node: ir.Node) -> NormAxis
         return "head"
     if letters in ("HD", "DH"):
         return "hidden"
-    names = {"B": "the batch", "H": "the heads", "S": "the positions", "D": "the head"}
+    names = {"B": "the batch", "H": "the heads", "S": "the positions", "D": "the head"} | {
+        "K": "key heads",
+        "G": "their query heads",
+    }
     over = " and ".join(names.get(letter, letter) for letter in letters) or "an axis of size 1"
     reason = f"it is normalised over {over}, not over the values of a head or of all heads"
     return Declined(reason, node, "this is not QK-Norm: normalise over the last axis, the values of a head, if that was meant")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match import PROJECTED, Located
+from qknorm_onnx.graph.recognise.head_groups import joined_heads
 from qknorm_onnx.graph.recognise.layout import dims_of, letters_of, regroup
 
 MAX_STEPS = 8
@@ -13,7 +14,7 @@ MAX_STEPS = 8
 def output_of(output: Located) -> Located:
     """The attention's output as (B, S, Hq*Dv), if the graph merges the heads anywhere, else the core's own output.
 
-    Where the core's output has batch and heads in one axis, it is the first value behind it that has not.
+    Where the core's output has several things in one axis, it is the first value behind it that has not.
     """
     here = output
     for _ in range(MAX_STEPS):
@@ -25,10 +26,15 @@ def output_of(output: Located) -> Located:
         after = _step_forward(here, uses[0].node)
         if after is None:
             break
-        here = after
-        if any(letters == "BH" for letters in output.layout):
+        here = joined_heads(after)
+        if has_merged_axes(output):
             output = here
     return here if here.layout == PROJECTED else output
+
+
+def has_merged_axes(located: Located) -> bool:
+    """Whether an axis holds more than one thing, as batch and heads; heads and values do where the output is complete."""
+    return any(len(letters) > 1 for letters in located.layout if letters != "HD")
 
 
 def _step_forward(located: Located, node: ir.Node) -> Located | None:

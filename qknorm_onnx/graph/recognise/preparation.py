@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from qknorm_onnx.graph.match import (
     Declined,
     Factor,
     Gain,
+    Layout,
     Located,
     Norm,
     Offset,
@@ -26,11 +28,13 @@ from qknorm_onnx.graph.match import (
     Streams,
 )
 from qknorm_onnx.graph.recognise.constants import number
+from qknorm_onnx.graph.recognise.head_groups import has_split_heads
 from qknorm_onnx.graph.recognise.layout import letters_of
 from qknorm_onnx.spec.qk_norm_spec import NormWeightOrder, QKNormRotarySpec, RotaryOrder, RotarySpec
 
 FragmentT = TypeVar("FragmentT", CacheAppend, Norm, Offset, Repeat, Rotary, Streams)
 QUERIES_HINT = "multiply the queries instead of the keys, last, or make it the weight of the norm"
+SPLIT_HINT = "normalise and scale while the heads are one axis, and split them in two for the product"
 STREAMS_HINT = "join the streams first, then repeat, cache and scale all of them alike"
 NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -50,7 +54,7 @@ def read_side(chain: Chain, side: Side, *, keys_as_values: bool = False) -> Prep
     """The preparation that `chain` spells. With `keys_as_values` all factors stay in the keys, because others read them."""
     steps = _relevant(chain)
     source = projected(chain, steps)
-    problem = _misplaced(steps, side) or _unfit(source)
+    problem = _misplaced(steps, side) or _unfit(source, chain.start)
     if problem is not None:
         return problem
     factors = _sort_factors(steps, side, keep_in_weight=keys_as_values)
@@ -82,19 +86,26 @@ def read_side(chain: Chain, side: Side, *, keys_as_values: bool = False) -> Prep
     )
 
 
-def _unfit(source: Located) -> Declined | None:
-    """Why the heads cannot be taken out of `source`."""
+def _unfit(source: Located, start: Located) -> Declined | None:
+    """Why the heads cannot be taken out of `source`, from which `start` is made."""
+    place = source.value.producer() or start.value.producer()
     if source.static("H") is None or source.static("D") is None:
-        return Declined("the number or the size of its heads is not fixed", source.value.producer(), "export with fixed heads")
+        return Declined("the number or the size of its heads is not fixed", place, "export with fixed heads")
     if any(len(letters) > 1 and any(letter.isdigit() for letter in letters) for letters in source.layout):
         reason = "it takes its heads out of an axis that was merged with others"
-        return Declined(reason, source.value.producer(), "split packed projections along an axis of their own, or with Split")
+        return Declined(reason, place, "split packed projections along an axis of their own, or with Split")
+    if has_split_heads(source.layout) and not _are_neighbours(source.layout):
+        reason = "its heads are two axes that are apart where it is projected"
+        return Declined(reason, place, "project to (batch, positions, heads * values), and split the heads there")
     if "BH" in source.layout:
         reason = "its batch and its heads are one axis already where it is projected"
-        return Declined(
-            reason, source.value.producer(), "project to (batch, positions, heads * values), and split the heads there"
-        )
+        return Declined(reason, place, "project to (batch, positions, heads * values), and split the heads there")
     return None
+
+
+def _are_neighbours(layout: Layout) -> bool:
+    """Whether K and G are two axes side by side, so that they are one without moving anything."""
+    return any(pair == ("K", "G") for pair in itertools.pairwise(layout))
 
 
 def _spec(steps: Sequence[Step], weight: Gain, source: Located) -> QKNormRotarySpec:
@@ -151,7 +162,7 @@ def _relevant(chain: Chain) -> tuple[Step, ...]:
 def projected(chain: Chain, steps: Sequence[Step]) -> Located:
     """What the steps are applied to, taken as far back as only layout operators lie between, if it is (B, S, H*D) there.
 
-    Where batch and heads are one axis, it is taken from before they were merged.
+    Where batch and heads are one axis, or heads two, it is taken from before they were so.
     """
     source = steps[-1].source if steps else chain.start
     begin = next(index for index, item in enumerate(chain.path) if item is source)
@@ -160,7 +171,7 @@ def projected(chain: Chain, steps: Sequence[Step]) -> Located:
     for item in chain.path[begin:]:
         if id(item) in others:
             break
-        if item.layout == PROJECTED or "BH" in best.layout:
+        if item.layout == PROJECTED or "BH" in best.layout or has_split_heads(best.layout):
             best = item
     return best
 
@@ -190,6 +201,9 @@ def _misplaced(steps: Sequence[Step], side: Side) -> Declined | None:
         assert isinstance(offset, Offset)
         reason = f"something is added to its {side} after the rotary embedding"
         return Declined(reason, offset.node, "add it before the rotary embedding, as the bias of the norm")
+    split = next((item for step in steps if isinstance(item := step.fragment, Factor | Offset) and _is_split(item)), None)
+    if split is not None:
+        return Declined(f"its {side} has a weight or bias for each head, and heads as two axes", split.node, SPLIT_HINT)
     prepared = [index for index, kind in enumerate(kinds) if kind in (Norm, Rotary)]
     if CacheAppend in kinds and prepared and min(prepared) < kinds.index(CacheAppend):
         append = steps[kinds.index(CacheAppend)].fragment
@@ -197,6 +211,10 @@ def _misplaced(steps: Sequence[Step], side: Side) -> Declined | None:
         reason = "its cache holds keys from before the norm or the rotary embedding"
         return Declined(reason, append.node, "append keys to the cache after their norm and rotary embedding")
     return None
+
+
+def _is_split(item: Factor | Offset) -> bool:
+    return has_split_heads(item.parameter.layout)
 
 
 def _sort_factors(steps: Sequence[Step], side: Side, *, keep_in_weight: bool) -> tuple[Gain, Gain, float] | Declined:

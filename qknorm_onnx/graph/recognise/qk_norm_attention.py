@@ -25,7 +25,7 @@ from qknorm_onnx.graph.recognise.chain import read_prepared, read_values
 from qknorm_onnx.graph.recognise.lookalikes import norm_behind
 from qknorm_onnx.graph.recognise.mask import MaskContext
 from qknorm_onnx.graph.recognise.naming import attention_name
-from qknorm_onnx.graph.recognise.output import output_of
+from qknorm_onnx.graph.recognise.output import has_merged_axes, output_of
 from qknorm_onnx.graph.recognise.preparation import PreparedSide, projected, read_side
 from qknorm_onnx.graph.recognise.tables import same_table
 from qknorm_onnx.graph.recognise.unread_attention import divided_by_norms
@@ -83,16 +83,16 @@ def _compose(
     *,
     keys_as_values: bool,
 ) -> Recognition:
-    value_repeat = next((fragment.count for fragment in values.fragments() if isinstance(fragment, Repeat)), 1)
-    if value_repeat != key.repeat or query.repeat != 1:
+    value_heads = projected(values, values.steps).static("H")
+    if query.repeat != 1 or value_heads != key.preparation.spec.num_heads:
         return Declined(
             "its queries, keys and values are repeated differently", core.node, "repeat the heads of keys and values alike"
         )
     caches = _caches(core, key, values)
     if isinstance(caches, Declined):
         return caches
-    if "BH" in output_of(core.output).layout:
-        reason = "its output keeps batch and heads in one axis"
+    if has_merged_axes(output_of(core.output)):
+        reason = "its output keeps batch and heads, or heads and positions, in one axis"
         return Declined(
             reason, core.node, "reshape the output to (batch, heads, positions, values) behind the product with the values"
         )

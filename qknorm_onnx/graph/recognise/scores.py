@@ -8,23 +8,25 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match import Bias, Declined, Factor, Parameter
-from qknorm_onnx.graph.recognise.constants import input_of, number, producer, rank_of
-from qknorm_onnx.graph.recognise.layout import dims_of
+from qknorm_onnx.graph.match import Bias, Declined, Factor, Layout, Parameter
+from qknorm_onnx.graph.recognise.constants import input_of, number, producer
+from qknorm_onnx.graph.recognise.equations import read_einsum_scores
+from qknorm_onnx.graph.recognise.layout import dims_of, letters_of
 from qknorm_onnx.graph.recognise.norm import aligned
-from qknorm_onnx.graph.recognise.products import PRODUCTS, folds_only, is_product
+from qknorm_onnx.graph.recognise.products import PRODUCTS, SHAPES_HINT, ScoreProduct, is_product, read_matrix_scores
+from qknorm_onnx.graph.recognise.score_axes import MOVES, SCORE_LAYOUT, bias_beside, moved
 from qknorm_onnx.graph.recognise.score_windows import read_window_masks
 from qknorm_onnx.graph.recognise.sinks import read_sink_column
 
 MAX_STEPS = 24
-SCORE_LAYOUT = ("B", "H", "S", "T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What was read between the product and the softmax. `limited`: a cap or clamp stands behind what is still to be read."""
+    """What was read between the product and the softmax, and the axes there."""
 
-    product: ir.Node
+    product: ScoreProduct
+    layout: Layout
     scale: float = 1.0
     factors: tuple[Factor, ...] = ()
     softcap: float = 0.0
@@ -42,6 +44,7 @@ class ScoreStep:
 
 
 FACTOR_HINT = "multiply the queries instead, after their norm"
+AXES_HINT = "give logits and masks the axes (batch, heads, query positions, key positions)"
 
 ScoreReader = Callable[[ir.Node], ScoreStep | None]
 
@@ -62,7 +65,10 @@ def read_scores(value: ir.Value) -> Scores | Declined | None:
         node = producer(step.source)
     if node is None or not is_product(node):
         return None
-    scores: Scores | Declined = Scores(product=node)
+    product = _read_product(node)
+    if isinstance(product, Declined):
+        return product
+    scores: Scores | Declined = Scores(product=product, layout=product.layout)
     assert isinstance(scores, Scores)
     for step in reversed(steps):
         before = scores
@@ -74,6 +80,13 @@ def read_scores(value: ir.Value) -> Scores | Declined | None:
     return scores
 
 
+def _read_product(node: ir.Node) -> ScoreProduct | Declined:
+    first, second = input_of(node, 0), input_of(node, 1)
+    if first is None or second is None or dims_of(first) is None or dims_of(second) is None:
+        return Declined("the shapes of its operands are unknown", node, SHAPES_HINT)
+    return (read_einsum_scores if node.op_type == "Einsum" else read_matrix_scores)(node, first, second)
+
+
 def _stopped(node: ir.Node) -> Declined | None:
     """Attention with an unknown step, or (a softmax over anything else) nothing that concerns us."""
     if any(reaches_product(operand) for operand in node.inputs if operand is not None):
@@ -82,16 +95,16 @@ def _stopped(node: ir.Node) -> Declined | None:
     return None
 
 
-def reaches_product(value: ir.Value, depth: int = MAX_STEPS) -> bool:
-    """Whether a product lies behind `value`, with nothing but steps that scores may take in between."""
+def reaches_product(value: ir.Value, depth: int = MAX_STEPS, *, transposed: bool = False) -> bool:
+    """Whether a product lies behind `value`, with nothing but steps that scores may take in between; `transposed`: also those."""
     node = producer(value)
     if node is None or depth == 0:
         return False
     if node.op_type in PRODUCTS:
         return is_product(node)
-    if node.op_type not in SCORE_OPERATORS:
+    if node.op_type not in SCORE_OPERATORS and not (transposed and node.op_type == "Transpose"):
         return False
-    return any(reaches_product(operand, depth - 1) for operand in node.inputs if operand is not None)
+    return any(reaches_product(operand, depth - 1, transposed=transposed) for operand in node.inputs if operand is not None)
 
 
 SCORE_OPERATORS = frozenset(
@@ -104,22 +117,40 @@ def _scores_and_other(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     first, second = input_of(node, 0), input_of(node, 1)
     if first is None or second is None:
         return None
-    if reaches_product(first):
-        return first, second
-    return (second, first) if reaches_product(second) else None
+    for transposed in (False, True):  # a bias that is computed by a product is transposed more often than scores are
+        if reaches_product(first, transposed=transposed):
+            return first, second
+        if reaches_product(second, transposed=transposed):
+            return second, first
+    return None
 
 
 def read_same(node: ir.Node) -> ScoreStep | None:
-    """Conversions, batch and heads as one axis or two, and the maximum that is subtracted for stability."""
+    """Conversions, and the maximum that is subtracted for stability."""
     source = input_of(node, 0)
     if source is None:
         return None
-    if node.op_type in ("Cast", "Identity", "Dropout") or folds_only(node):
+    if node.op_type in ("Cast", "Identity", "Dropout"):
         return ScoreStep(source, lambda scores: scores)
     maximum = producer(input_of(node, 1), "ReduceMax") if node.op_type == "Sub" else None
     if maximum is not None and maximum.inputs[0] is source:
         return ScoreStep(source, lambda scores: scores)
     return None
+
+
+def read_moved(node: ir.Node) -> ScoreStep | None:
+    """Axes in another order, merged or split: batch and heads as one axis, heads as two."""
+    source = input_of(node, 0)
+    if node.op_type not in MOVES or source is None:
+        return None
+
+    def change(scores: Scores) -> Scores | Declined:
+        layout = moved(scores.layout, node, scores.product.sizes)
+        if layout is None:
+            return Declined(f"{node.op_type} stands between its logits and its softmax", node, AXES_HINT)
+        return dataclasses.replace(scores, layout=layout)
+
+    return ScoreStep(source, change)
 
 
 def read_added(node: ir.Node) -> ScoreStep | None:
@@ -128,26 +159,22 @@ def read_added(node: ir.Node) -> ScoreStep | None:
     if operands is None:
         return None
     source, bias = operands
-    return _added_bias(source, _bias(node, bias))
+    return _added_bias(source, node, bias)
 
 
-def _added_bias(source: ir.Value, bias: Bias) -> ScoreStep:
-    return ScoreStep(source, lambda scores: dataclasses.replace(scores, biases=(*scores.biases, bias)))
+def _added_bias(
+    source: ir.Value, node: ir.Node, value: ir.Value, *, negated: bool = False, fill: float | None = None
+) -> ScoreStep:
+    """`value`, which `node` combines with scores."""
 
+    def change(scores: Scores) -> Scores | Declined:
+        bias = bias_beside(value, scores.layout, scores.product.sizes, negated=negated, fill=fill)
+        if bias is None:
+            reason = "its mask lies on logits whose axes are merged or in another order"
+            return Declined(reason, node, AXES_HINT)
+        return dataclasses.replace(scores, biases=(*scores.biases, bias))
 
-def _bias(node: ir.Node, value: ir.Value) -> Bias:
-    """`value`, which `node` combines with scores; from before its heads were folded into the batch, if they were here."""
-    if not _is_folded(node, value):
-        return Bias(value)
-    fold = producer(value, "Reshape")
-    before = fold.inputs[0] if fold is not None and folds_only(fold) else None
-    return Bias(before) if before is not None and rank_of(before) == 4 else Bias(value, folded=True)
-
-
-def _is_folded(node: ir.Node, value: ir.Value) -> bool:
-    """Whether `value` has one entry for each head of each row in its first axis, as the scores (B*H, S, T) of `node` have."""
-    dims = dims_of(value)
-    return rank_of(node.outputs[0]) == 3 and dims is not None and len(dims) == 3 and dims[0] != 1
+    return ScoreStep(source, change)
 
 
 def read_hidden(node: ir.Node) -> ScoreStep | None:
@@ -160,7 +187,7 @@ def read_hidden(node: ir.Node) -> ScoreStep | None:
     for source, other, negated in ((no, yes, True), (yes, no, False)):
         fill = number(other)
         if fill is not None and fill < -1e3:
-            return _added_bias(source, dataclasses.replace(_bias(node, condition), negated=negated, fill=fill))
+            return _added_bias(source, node, condition, negated=negated, fill=fill)
     return None
 
 
@@ -180,11 +207,12 @@ def read_scaled(node: ir.Node) -> ScoreStep | None:
         value = number(factor)
         if value is not None:
             return dataclasses.replace(scores, scale=scores.scale / value if inverse else scores.scale * value)
-        if _is_folded(node, factor):
-            return Declined("its logits, batch and heads as one axis, are multiplied by a factor for each", node, FACTOR_HINT)
-        parameter = aligned(factor, SCORE_LAYOUT)
-        if "T" in parameter.layout:
+        parameter = aligned(factor, scores.layout)
+        if "T" in letters_of(parameter.layout):
             return Declined("its logits are multiplied by a factor of their own for each key", node, FACTOR_HINT)
+        if any(len(letters) > 1 or letters in ("K", "G") for letters in parameter.layout):
+            which = "batch and heads as one axis" if "BH" in parameter.layout else "heads as two axes or merged with others"
+            return Declined(f"its logits, {which}, are multiplied by a factor for each", node, FACTOR_HINT)
         return dataclasses.replace(scores, factors=(*scores.factors, Factor(parameter, inverse, node)))
 
     return ScoreStep(source, change)
@@ -237,7 +265,13 @@ def read_sinks(node: ir.Node) -> ScoreStep | None:
     if found is None:
         return None
     source, sink = found
-    return ScoreStep(source, lambda scores: dataclasses.replace(scores, sink=sink))
+
+    def change(scores: Scores) -> Scores | Declined:
+        if scores.layout != SCORE_LAYOUT:
+            return Declined("its sinks are appended to logits with other axes", node, AXES_HINT)
+        return dataclasses.replace(scores, sink=sink)
+
+    return ScoreStep(source, change)
 
 
 def read_windows(node: ir.Node) -> ScoreStep | None:
@@ -246,7 +280,13 @@ def read_windows(node: ir.Node) -> ScoreStep | None:
     if found is None:
         return None
     source, masks = found
-    return ScoreStep(source, lambda scores: dataclasses.replace(scores, biases=(*scores.biases, *masks)))
+
+    def change(scores: Scores) -> Scores | Declined:
+        if scores.layout != SCORE_LAYOUT:
+            return Declined("its masks of windows lie on logits with other axes", node, AXES_HINT)
+        return dataclasses.replace(scores, biases=(*scores.biases, *masks))
+
+    return ScoreStep(source, change)
 
 
 SCORE_READERS: tuple[ScoreReader, ...] = (
@@ -258,4 +298,5 @@ SCORE_READERS: tuple[ScoreReader, ...] = (
     read_clamped,
     read_sinks,
     read_windows,
+    read_moved,
 )

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from qknorm_onnx.graph.match import Layout, Located, Table
 from qknorm_onnx.graph.recognise.channels import Term
 from qknorm_onnx.graph.recognise.constants import attribute_int, attribute_or_input, constant, producer, rank_of
+from qknorm_onnx.graph.recognise.head_groups import has_split_heads
 from qknorm_onnx.graph.recognise.layout import dims_of
 from qknorm_onnx.graph.recognise.sinks import before_broadcast
 
@@ -211,6 +212,8 @@ def _without_broadcast_axes(
         if dims is None or len(dims) > len(layout):
             return None
         axes = tuple("" if dim == 1 else letters for dim, letters in zip(dims, layout[len(layout) - len(dims) :], strict=True))
+        if has_split_heads(axes):
+            return None
         inner, axes = _before_unsqueeze(value, (*axes[:-1], "W"))
         out.append((inner, columns))
         layouts.add(axes)

@@ -12,7 +12,7 @@ def read_visibility(core: Core, masks: MaskContext, *, cached: bool) -> Visibili
     """Everything that is added to the logits of `core` or hides keys. `cached`: the queries stand behind past keys."""
     visibility = Visibility(is_causal=core.is_causal, left_window_size=core.left_window_size)
     for bias in core.biases:
-        if bias.windows or bias.folded:
+        if bias.windows or bias.folded or bias.grouped is not None:
             visibility = dataclasses.replace(visibility, biases=(*visibility.biases, bias))
             continue
         fragment = recognise_mask(
@@ -20,6 +20,7 @@ def read_visibility(core: Core, masks: MaskContext, *, cached: bool) -> Visibili
             context=masks,
             negated=bias.negated,
             fill_value=bias.fill,
+            query_axis=_query_axis(bias),
             query_length=masks.extent(core.query.value, core.query.layout.index("S")),
             key_length=masks.extent(core.key.value, core.key.layout.index("S")),
         )
@@ -27,11 +28,18 @@ def read_visibility(core: Core, masks: MaskContext, *, cached: bool) -> Visibili
     return visibility
 
 
+def _query_axis(bias: Bias) -> int:
+    """The axis of the queries, counted from the end."""
+    if bias.axes is None or bias.axes[2] is None or bias.value.shape is None:
+        return -2
+    return bias.axes[2] - len(bias.value.shape)
+
+
 def _joined(visibility: Visibility, bias: Bias, fragment: MaskFragment, *, cached: bool) -> Visibility:
     if not _same_function(fragment, cached=cached):
         return dataclasses.replace(visibility, biases=(*visibility.biases, bias))
     rest = tuple(
-        Bias(term.value, term.negated, term.fill_value if term.kind == "keep" else None, axes=term.axes)
+        Bias(term.value, term.negated, term.fill_value if term.kind == "keep" else None, axes=_axes_of_logits(bias, term.axes))
         for term in fragment.residual
     )
     return Visibility(
@@ -40,6 +48,13 @@ def _joined(visibility: Visibility, bias: Bias, fragment: MaskFragment, *, cache
         right_window_size=_narrower(visibility.right_window_size, fragment.right_window_size),
         biases=(*visibility.biases, *rest),
     )
+
+
+def _axes_of_logits(bias: Bias, axes: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """Those of a part of the mask `bias`, which are counted along the mask's own axes, along the axes of the logits."""
+    if bias.axes is None:
+        return axes
+    return tuple(axes[place] if place is not None else None for place in bias.axes)
 
 
 def _same_function(fragment: MaskFragment, *, cached: bool) -> bool:
