@@ -52,22 +52,15 @@ _ROUTER: Final = (
     "single tokens: where the router finds two experts equal within 1%, rounding to the narrow type chooses the other one; in "
     "PyTorch it does so for other tokens"
 )
-_LARGE_LOGITS: Final = (
-    "scale 1 with heads of 512 values makes large logits: the function body in onnxruntime errs as much, and PyTorch itself does "
-    "on other inputs"
-)
 # (entry, column of docs/coverage.md) -> why it fails there and stays so.
 KNOWN_FAILURES: Final = {
     ("deepseek_v32_indexer_NOT_attention", "fp32"): _TIES,
     ("deepseek_v32_indexer_NOT_attention", "fp16"): _TIES,
     ("deepseek_v32_indexer_NOT_attention", "bf16 emulated"): _TIES,
-    ("gemma4_text", "fp32"): _LARGE_LOGITS,
-    ("gemma4_text", "decode"): _LARGE_LOGITS,
     ("zaya", "fp16"): _ROUTER,
     **{
         (entry, "bf16 emulated"): _ROUTER
         for entry in (
-            "qwen3_moe",
             "lfm2_moe",
             "glm4_moe_qknorm",
             "beam",
