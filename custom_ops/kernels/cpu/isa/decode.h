@@ -48,6 +48,11 @@ class Decode {
   static constexpr int64_t kLargestChunk = 2048;
   static constexpr int64_t kRowsPerTask = 16;
 
+  bool is_cached() const {
+    const int64_t row_bytes = (p_.head_size + p_.value_size) * static_cast<int64_t>(sizeof(T));
+    return pairs_ * p_.total_rows * row_bytes <= kCachedBytes;
+  }
+
   // Of one chunk: maximum and sum of each row, then the rows' outputs.
   int64_t partial_size() const { return rows_ * (2 + p_.value_size); }
 
@@ -128,13 +133,17 @@ class Decode {
     const Rows<T> old_keys = {static_cast<const T*>(p_.past_key) + pair * p_.past_rows * p_.head_size, p_.head_size};
     const Rows<T> old_values = {static_cast<const T*>(p_.past_value) + pair * p_.past_rows * p_.value_size,
                                 p_.value_size};
-    run_keys(pair, old_keys, old_values, 0, {first, old_end}, scores.data(), partial);
+    if (is_cached()) {
+      run_keys<ReadFrom::kCache>(pair, old_keys, old_values, 0, {first, old_end}, scores.data(), partial);
+    } else {
+      run_keys<ReadFrom::kMemory>(pair, old_keys, old_values, 0, {first, old_end}, scores.data(), partial);
+    }
     const KeyRange fresh = {larger(first, past), smaller(end, seen.end)};
     if (prepared_keys_ != nullptr) {
       const Rows<C> prepared = {prepared_keys_ + pair * p_.num_new_keys * p_.head_size, p_.head_size};
-      run_keys(pair, prepared, new_values(pair), past, fresh, scores.data(), partial);
+      run_keys<ReadFrom::kCache>(pair, prepared, new_values(pair), past, fresh, scores.data(), partial);
     } else {
-      run_keys(pair, new_keys(pair), new_values(pair), past, fresh, scores.data(), partial);
+      run_keys<ReadFrom::kCache>(pair, new_keys(pair), new_values(pair), past, fresh, scores.data(), partial);
     }
   }
 
@@ -155,14 +164,15 @@ class Decode {
   }
 
   // Keys of `range`, counted as positions; key `origin` is row 0 of both.
-  template <class K>
+  template <ReadFrom From, class K>
   void run_keys(int64_t pair, const Rows<K>& keys, const Rows<T>& values, int64_t origin, KeyRange range, C* scores,
                 C* partial) const {
     const C* queries = prepared_queries_ + pair * rows_ * p_.head_size;
     C* outputs = partial + 2 * rows_;
-    for (int64_t key = range.begin; key < range.end; key += kDecodeTileKeys) {
-      const int64_t count = smaller(kDecodeTileKeys, range.end - key);
-      score_rows(queries, rows_, keys, key - origin, count, p_.head_size, scores);
+    constexpr int64_t tile = tile_keys<C, T, From>();
+    for (int64_t key = range.begin; key < range.end; key += tile) {
+      const int64_t count = smaller(tile, range.end - key);
+      score_rows<C, K, From>(queries, rows_, keys, key - origin, count, p_.head_size, scores);
       for (int64_t r = 0; r < rows_; ++r) {
         C* row = scores + r * kDecodeTileKeys;
         if (!logits_.plain()) {

@@ -7,7 +7,24 @@
 namespace qknorm {
 namespace QKNORM_ISA {
 
-inline constexpr int64_t kDecodeTileKeys = 64;
+// Keys of a tile at most; scores of one query row lie this far apart.
+inline constexpr int64_t kDecodeTileKeys = 256;
+
+// How rows are read. From memory: one after the other, one stream for the hardware prefetcher, and small tiles. From a
+// cache: two at a time, which loads queries half as often, and large tiles.
+enum class ReadFrom { kMemory, kCache };
+
+// Keys and values of a call of at most this many bytes are taken to be in the last-level cache since the last token.
+inline constexpr int64_t kCachedBytes = int64_t{24} << 20;
+
+// Keys of a tile. A longer one has fewer ends; from memory they cost nothing. With vectors of less than 64 bytes,
+// values take several passes (weigh_chunks), each of which starts its stream anew: narrow rows stay in a cache
+// meanwhile.
+template <class C, class T, ReadFrom From>
+constexpr int64_t tile_keys() {
+  if (kVectorBytes < 64) return sizeof(T) < sizeof(C) ? kDecodeTileKeys : 64;
+  return From == ReadFrom::kCache ? 128 : 64;
+}
 
 // Rows of one pair, `stride` elements apart.
 template <class T>
@@ -59,29 +76,43 @@ QKNORM_INLINE Vector<C> sum_each(Vector<C>* sums) {
 }
 
 // scores[row * kDecodeTileKeys + k] = query row . key k, for QueryRows rows and as many keys as fill a vector.
-template <class C, class T, int QueryRows>
+template <class C, class T, ReadFrom From, int QueryRows>
 QKNORM_INLINE void score_keys(const C* queries, const Rows<T>& keys, int64_t key, int64_t size, C* scores) {
   constexpr int lanes = kLanes<C>;
-  constexpr int at_once = lanes / QueryRows;
+  constexpr int num_keys = lanes / QueryRows;
+  constexpr int at_once = From == ReadFrom::kCache && num_keys > 1 ? 2 : 1;
   Vector<C> sums[lanes];
 #pragma GCC unroll 16
-  for (int k = 0; k < at_once; ++k) {
+  for (int k = 0; k < num_keys; k += at_once) {
     const T* row = keys.row(key + k);
-    if constexpr (kFetchAhead<C, T>) fetch_ahead(row, size);
-    Vector<C> local[QueryRows] = {};
-    for (int64_t i = 0; i + lanes <= size; i += lanes) {
-      const Vector<C> values = load_wide<C, T>(row + i);
 #pragma GCC unroll 2
-      for (int r = 0; r < QueryRows; ++r) local[r] += values * load(queries + r * size + i);
+    for (int n = 0; n < at_once; ++n) {
+      if constexpr (kFetchAhead<C, T>) fetch_ahead(row + n * keys.stride, size);
+    }
+    Vector<C> local[QueryRows * at_once] = {};
+#pragma GCC unroll 2
+    for (int64_t i = 0; i + lanes <= size; i += lanes) {
+      Vector<C> query[QueryRows];
+#pragma GCC unroll 2
+      for (int r = 0; r < QueryRows; ++r) query[r] = load(queries + r * size + i);
+#pragma GCC unroll 2
+      for (int n = 0; n < at_once; ++n) {
+        const Vector<C> values = load_wide<C, T>(row + n * keys.stride + i);
+#pragma GCC unroll 2
+        for (int r = 0; r < QueryRows; ++r) local[r * at_once + n] += values * query[r];
+      }
     }
 #pragma GCC unroll 2
-    for (int r = 0; r < QueryRows; ++r) sums[r * at_once + k] = local[r];
+    for (int r = 0; r < QueryRows; ++r) {
+#pragma GCC unroll 2
+      for (int n = 0; n < at_once; ++n) sums[r * num_keys + k + n] = local[r * at_once + n];
+    }
   }
   const Vector<C> result = sum_each<C>(sums);
 #pragma GCC unroll 2
   for (int r = 0; r < QueryRows; ++r) {
-    __builtin_memcpy(scores + r * kDecodeTileKeys, reinterpret_cast<const C*>(&result) + r * at_once,
-                     at_once * sizeof(C));
+    __builtin_memcpy(scores + r * kDecodeTileKeys, reinterpret_cast<const C*>(&result) + r * num_keys,
+                     num_keys * sizeof(C));
   }
 }
 
@@ -93,12 +124,12 @@ QKNORM_INLINE C score_key(const C* query, const T* key, int64_t size) {
   return sum_lanes<C>(sums);
 }
 
-template <class C, class T, int QueryRows>
+template <class C, class T, ReadFrom From, int QueryRows>
 void score_query_rows(const C* queries, const Rows<T>& keys, int64_t first, int64_t count, int64_t size, C* scores) {
-  constexpr int at_once = kLanes<C> / QueryRows;
+  constexpr int num_keys = kLanes<C> / QueryRows;
   int64_t key = 0;
-  for (; key + at_once <= count; key += at_once) {
-    score_keys<C, T, QueryRows>(queries, keys, first + key, size, scores + key);
+  for (; key + num_keys <= count; key += num_keys) {
+    score_keys<C, T, From, QueryRows>(queries, keys, first + key, size, scores + key);
   }
   for (; key < count; ++key) {
     for (int r = 0; r < QueryRows; ++r) {
@@ -118,14 +149,15 @@ void score_query_rows(const C* queries, const Rows<T>& keys, int64_t first, int6
 
 // scores[row * kDecodeTileKeys + i] = query row . key (first + i). The first rows bring the keys into the cache, the
 // others find them there.
-template <class C, class T>
+template <class C, class T, ReadFrom From>
 void score_rows(const C* queries, int64_t rows, const Rows<T>& keys, int64_t first, int64_t count, int64_t size,
                 C* scores) {
   int64_t r = 0;
   for (; r + 2 <= rows; r += 2) {
-    score_query_rows<C, T, 2>(queries + r * size, keys, first, count, size, scores + r * kDecodeTileKeys);
+    score_query_rows<C, T, From, 2>(queries + r * size, keys, first, count, size, scores + r * kDecodeTileKeys);
   }
-  if (r < rows) score_query_rows<C, T, 1>(queries + r * size, keys, first, count, size, scores + r * kDecodeTileKeys);
+  if (r < rows)
+    score_query_rows<C, T, From, 1>(queries + r * size, keys, first, count, size, scores + r * kDecodeTileKeys);
 }
 
 // Vectors of each of two outputs that stay in registers over a tile.
