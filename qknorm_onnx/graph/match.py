@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qknorm_onnx.graph.recognise.index_terms import Linear
 from qknorm_onnx.spec.qk_norm_spec import EpsilonMode, NormAxis, NormKind, QKNormRotarySpec, QKNormSpec
 
 Array = npt.NDArray[Any]
@@ -160,11 +161,15 @@ class Repeat:
 
 @dataclasses.dataclass(frozen=True)
 class CacheAppend:
-    """Concat(past, new) along the positions: `present` is its result, with heads second."""
+    """Concat(past, new) along the positions: `present` is its result, with heads second.
+
+    With `first`, past is a buffer of fixed size, and new entries were written into it from that position on.
+    """
 
     past: Located
     present: Located
     node: ir.Node
+    first: Linear | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
+from qknorm_onnx.graph.buffer_length import build_buffer_length
 from qknorm_onnx.graph.match import PROJECTED, Dim, Layout, Located, Preparation, QKNormMatch, Table
 from qknorm_onnx.graph.node_builder import NodeBuilder
 from qknorm_onnx.graph.parameters import (
@@ -55,6 +56,8 @@ def build_replacement(match: QKNormMatch) -> Replacement:
     inputs = _attention_inputs(builder, match, query, key, value)
     if rows is not None and match.caches is not None:
         inputs = dataclasses.replace(inputs, cache_length=rows.cache_length)
+    elif match.caches is not None and match.caches[0].first is not None:
+        inputs = dataclasses.replace(inputs, cache_length=build_buffer_length(builder, match.caches[0].first, query))
     node = make_attention_node(match.spec, inputs, name=match.name, num_outputs=3 if match.caches else 1)
     builder.add(node)
     outputs = [(result.value, _as_output(builder, node.outputs[0], result))]

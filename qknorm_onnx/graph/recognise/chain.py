@@ -22,6 +22,7 @@ from qknorm_onnx.graph.match import (
     Step,
     Streams,
 )
+from qknorm_onnx.graph.recognise.buffer_write import read_buffer_write
 from qknorm_onnx.graph.recognise.cache import read_cache_append
 from qknorm_onnx.graph.recognise.constants import constant, input_of, producer
 from qknorm_onnx.graph.recognise.head_groups import has_tiled_heads, joined_heads, read_expanded_groups, tiled_refusal
@@ -92,8 +93,8 @@ def read_repeat(located: Located) -> Steps | Declined | None:
 
 def read_cached(located: Located) -> Steps | Declined | None:
     """A cache in front of new keys or values."""
-    found = read_cache_append(located)
-    return (Step(*found),) if found is not None else None
+    found = read_cache_append(located) or read_buffer_write(located)
+    return found if found is None or isinstance(found, Declined) else (Step(*found),)
 
 
 def read_joined(located: Located) -> Steps | Declined | None:

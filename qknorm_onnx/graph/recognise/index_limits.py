@@ -58,7 +58,7 @@ def _limits(part: Truth, query_axis: int, key_axis: int, single_query: bool) -> 
         return []
     query, key = part.form.coefficient(Index(query_axis)), part.form.coefficient(Index(key_axis))
     rest = part.form - index(query_axis).times(query) - index(key_axis).times(key)
-    if abs(key) != 1 or not (query == -key or (single_query and query == 0)) or _has_index(rest):
+    if abs(key) != 1 or not (query == -key or (single_query and query == 0)) or _varies(rest, (query_axis, key_axis)):
         return []
     if isinstance(part, IsZero):
         offset = rest if key == -1 else -rest
@@ -66,8 +66,11 @@ def _limits(part: Truth, query_axis: int, key_axis: int, single_query: bool) -> 
     return [Limit(True, rest) if key == -1 else Limit(False, -rest)]
 
 
-def _has_index(form: Linear) -> bool:
-    return any(True for term in _indices(form) if term is not None)
+def _varies(form: Linear, axes: tuple[int, int]) -> bool:
+    """Whether `form` is not one number for a row of the batch: an integer that is read for each row is."""
+    bare = any(isinstance(atom, Index) for atom, _ in form.terms)
+    applied = [axis for atom, _ in form.terms if isinstance(atom, Apply) for inner in atom.arguments for axis in _indices(inner)]
+    return bare or bool(applied) or any(axis != 0 or axis in axes for axis in _indices(form))
 
 
 def _indices(form: Linear) -> Iterator[int]:
@@ -99,12 +102,12 @@ def _source(read: Read) -> str:
     node = read.value.producer()
     if node is None:
         return f"'{read.value.name}' (a graph input)"
-    roots = _roots(read.value)
+    roots = inputs_behind(read.value)
     return f"'{read.value.name}' ({node.op_type}{' of ' if roots else ''}{' and '.join(roots)})"
 
 
-def _roots(value: ir.Value) -> list[str]:
-    """The inputs that a value hangs on by at most `_NEAR` values in between; none where it hangs on more."""
+def inputs_behind(value: ir.Value) -> list[str]:
+    """The names, in quotes, of the inputs that a value hangs on by at most `_NEAR` values in between; none where by more."""
     seen, pending, roots = set[ir.Value](), [value], set[str]()
     while pending and len(seen) < _NEAR:
         current = pending.pop()

@@ -175,6 +175,10 @@ def constant_tensor(array: np.ndarray, dtype: ir.DataType) -> IndexTensor | None
         return tensor(extents, constant_element(first), dtype)
     if array.ndim == 1 and array.size <= LONGEST_STACK:
         return stack((), [constant_element(entry) for entry in array], dtype)
+    steps = _steps(array)
+    if steps is not None:
+        grown = [index(axis).times(step) for axis, step in enumerate(steps) if step]
+        return tensor(extents, sum(grown, Linear(int(first))), dtype)
     same = array == first
     if same.all():
         return tensor(extents, constant_element(first), dtype)
@@ -186,6 +190,23 @@ def constant_tensor(array: np.ndarray, dtype: ir.DataType) -> IndexTensor | None
     band = _band(same.reshape(array.shape[-2:]), array.ndim)
     element = select(band, constant_element(first), constant_element(other)) if band is not None else None
     return tensor(extents, element, dtype) if element is not None else None
+
+
+def _steps(array: np.ndarray) -> tuple[int, ...] | None:
+    """By how much integers grow from one entry to the next along each axis; None where that is not the same everywhere."""
+    if not np.issubdtype(array.dtype, np.integer):
+        return None
+    wide = array.astype(np.int64)
+    origin = (0,) * array.ndim
+    steps = [
+        int(wide[tuple(int(axis == place) for axis in range(array.ndim))] - wide[origin]) if size > 1 else 0
+        for place, size in enumerate(array.shape)
+    ]
+    grown = wide[origin] + sum(
+        step * np.arange(size).reshape([-1 if axis == place else 1 for axis in range(array.ndim)])
+        for place, (step, size) in enumerate(zip(steps, array.shape, strict=True))
+    )
+    return tuple(steps) if np.array_equal(wide, grown) else None
 
 
 def _band(inside: np.ndarray, rank: int) -> Truth | None:

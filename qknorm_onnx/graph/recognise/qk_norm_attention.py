@@ -22,6 +22,7 @@ from qknorm_onnx.graph.match import (
     Visibility,
 )
 from qknorm_onnx.graph.recognise.chain import read_prepared, read_values
+from qknorm_onnx.graph.recognise.index_terms import Linear
 from qknorm_onnx.graph.recognise.lookalikes import norm_behind
 from qknorm_onnx.graph.recognise.mask import MaskContext
 from qknorm_onnx.graph.recognise.naming import attention_name
@@ -31,6 +32,11 @@ from qknorm_onnx.graph.recognise.tables import same_table
 from qknorm_onnx.graph.recognise.unread_attention import divided_by_norms
 from qknorm_onnx.graph.recognise.visibility import read_visibility
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec, SpecError
+
+BUFFER_HINT = (
+    "hide key j from the new token i where j > earlier entries + i, by comparing positions in the graph (transformers' masks "
+    "do); a mask that the caller gives cannot be seen to do so"
+)
 
 
 def recognise_attention(core: Core, masks: MaskContext) -> Recognition:
@@ -96,7 +102,12 @@ def _compose(
         return Declined(
             reason, core.node, "reshape the output to (batch, heads, positions, values) behind the product with the values"
         )
-    visibility = read_visibility(core, masks, cached=caches is not None)
+    first = caches[0].first if caches is not None else None
+    visibility = read_visibility(core, masks, cached=caches is not None, first=first)
+    if first is not None and (not visibility.is_causal or (core.is_causal and first != Linear())):
+        return Declined(
+            "it reads a buffer of which no mask is seen to hide what lies behind the new keys", core.node, BUFFER_HINT
+        )
     apart = keys_as_values or not _one_preparation(query.preparation, key.preparation)
     try:
         spec = _spec(core, query, key, visibility, apart=apart)
@@ -128,6 +139,9 @@ def _caches(core: Core, key: PreparedSide, values: Chain) -> tuple[CacheAppend, 
     if key.cache is None or value_cache is None:
         hint = "cache both, or none; keys are cached behind their norm and rotary embedding, not in front of them"
         return Declined("only one of its keys and values is seen to have a cache", core.node, hint)
+    if key.cache.first != value_cache.first:
+        hint = "write new keys and new values at the same positions"
+        return Declined("its keys and values are not cached in the same places", core.node, hint)
     return key.cache, value_cache
 
 

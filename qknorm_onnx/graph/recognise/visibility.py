@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from qknorm_onnx.graph.match import Bias, Core, Visibility
+from qknorm_onnx.graph.recognise.index_terms import Linear
 from qknorm_onnx.graph.recognise.mask import MaskContext, MaskFragment, recognise_mask
 
 
-def read_visibility(core: Core, masks: MaskContext, *, cached: bool) -> Visibility:
-    """Everything that is added to the logits of `core` or hides keys. `cached`: the queries stand behind past keys."""
+def read_visibility(core: Core, masks: MaskContext, *, cached: bool, first: Linear | None = None) -> Visibility:
+    """Everything that is added to the logits of `core` or hides keys. `cached`: the queries stand behind past keys.
+
+    `first`: the first query's position in a buffer of fixed size.
+    """
     visibility = Visibility(is_causal=core.is_causal, left_window_size=core.left_window_size)
     for bias in core.biases:
         if bias.windows or bias.folded or bias.grouped is not None:
@@ -24,7 +28,8 @@ def read_visibility(core: Core, masks: MaskContext, *, cached: bool) -> Visibili
             query_length=masks.extent(core.query.value, core.query.layout.index("S")),
             key_length=masks.extent(core.key.value, core.key.layout.index("S")),
         )
-        visibility = _joined(visibility, bias, fragment, cached=cached)
+        fits = _same_function(fragment, cached=cached) if first is None else _fits_buffer(fragment, first)
+        visibility = _joined(visibility, bias, fragment, fits=fits)
     return visibility
 
 
@@ -35,8 +40,8 @@ def _query_axis(bias: Bias) -> int:
     return bias.axes[2] - len(bias.value.shape)
 
 
-def _joined(visibility: Visibility, bias: Bias, fragment: MaskFragment, *, cached: bool) -> Visibility:
-    if not _same_function(fragment, cached=cached):
+def _joined(visibility: Visibility, bias: Bias, fragment: MaskFragment, *, fits: bool) -> Visibility:
+    if not fits:
         return dataclasses.replace(visibility, biases=(*visibility.biases, bias))
     rest = tuple(
         Bias(term.value, term.negated, term.fill_value if term.kind == "keep" else None, axes=_axes_of_logits(bias, term.axes))
@@ -65,6 +70,13 @@ def _same_function(fragment: MaskFragment, *, cached: bool) -> bool:
         return False
     places = ("none", "lower_right") if cached else ("none", "both", "upper_left")
     return fragment.alignment in places and (fragment.rows_never_empty or fragment.fill in (None, "-inf"))
+
+
+def _fits_buffer(fragment: MaskFragment, first: Linear) -> bool:
+    """As `_same_function`, for queries from `first` on: each sees the key written with it, if nothing else hides that."""
+    if not fragment.recognised or (fragment.alignment != "none" and fragment.query_offset != first):
+        return False
+    return not fragment.residual or fragment.fill in (None, "-inf")
 
 
 def _narrower(first: int, second: int) -> int:
