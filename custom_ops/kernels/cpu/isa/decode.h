@@ -172,7 +172,10 @@ class Decode {
     constexpr int64_t tile = tile_keys<C, T, From>();
     for (int64_t key = range.begin; key < range.end; key += tile) {
       const int64_t count = smaller(tile, range.end - key);
-      score_rows<C, K, From>(queries, rows_, keys, key - origin, count, p_.head_size, scores);
+      const K* key_row = keys.row(key - origin);
+      const T* value_row = values.row(key - origin);
+      score_rows<C, K, From>(queries, rows_, keys, key - origin, count, p_.head_size, distance(key_row, value_row),
+                             scores);
       for (int64_t r = 0; r < rows_; ++r) {
         C* row = scores + r * kDecodeTileKeys;
         if (!logits_.plain()) {
@@ -182,7 +185,8 @@ class Decode {
         softmax_row(!logits_.plain(), row, count, partial + r, partial + rows_ + r, outputs + r * p_.value_size,
                     p_.value_size);
       }
-      weigh_rows(scores, rows_, values, key - origin, count, p_.value_size, outputs);
+      weigh_rows(scores, rows_, values, key - origin, count, p_.value_size,
+                 distance(value_row, key_row) + tile * keys.stride * static_cast<int64_t>(sizeof(K)), outputs);
     }
   }
 

@@ -45,13 +45,27 @@ inline constexpr bool kFetchAhead = sizeof(T) == sizeof(C);
 
 // Brings the row that lies kAheadBytes behind `row` into the second-level cache. It may lie behind the end of the
 // buffer: it is fetched, not read.
-inline constexpr uintptr_t kAheadBytes = 16384;
+inline constexpr uintptr_t kAheadBytes = 8192;
 
 template <class T>
 QKNORM_INLINE void fetch_ahead(const T* row, int64_t size) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(row) + kAheadBytes;
   const auto bytes = static_cast<uintptr_t>(size) * sizeof(T);
   for (uintptr_t i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const void*>(address + i), 0, 2);
+}
+
+// Touches the row `to_next` bytes from `row`, which is read after this tile: keys and values take turns, and where one
+// begins the processor would wait for the address of the page and for the prefetcher to see the stream.
+template <class C, class T>
+QKNORM_INLINE void touch_next(const T* row, intptr_t to_next) {
+  constexpr int locality = sizeof(T) == sizeof(C) ? 3 : 2;  // measured: first-level cache, second-level cache
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<intptr_t>(row) + to_next), 0, locality);
+}
+inline constexpr int64_t kRowsPerTouch = 8;
+
+// In bytes; `to` is not read.
+QKNORM_INLINE intptr_t distance(const void* from, const void* to) {
+  return reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from);
 }
 
 // One step of the sum of kLanes vectors: blocks of size `Step` of a and b, which stand `Step` apart.
@@ -77,11 +91,13 @@ QKNORM_INLINE Vector<C> sum_each(Vector<C>* sums) {
 
 // scores[row * kDecodeTileKeys + k] = query row . key k, for QueryRows rows and as many keys as fill a vector.
 template <class C, class T, ReadFrom From, int QueryRows>
-QKNORM_INLINE void score_keys(const C* queries, const Rows<T>& keys, int64_t key, int64_t size, C* scores) {
+QKNORM_INLINE void score_keys(const C* queries, const Rows<T>& keys, int64_t key, int64_t size, intptr_t to_next,
+                              C* scores) {
   constexpr int lanes = kLanes<C>;
   constexpr int num_keys = lanes / QueryRows;
   constexpr int at_once = From == ReadFrom::kCache && num_keys > 1 ? 2 : 1;
   Vector<C> sums[lanes];
+  touch_next<C>(keys.row(key), to_next);
 #pragma GCC unroll 16
   for (int k = 0; k < num_keys; k += at_once) {
     const T* row = keys.row(key + k);
@@ -125,11 +141,12 @@ QKNORM_INLINE C score_key(const C* query, const T* key, int64_t size) {
 }
 
 template <class C, class T, ReadFrom From, int QueryRows>
-void score_query_rows(const C* queries, const Rows<T>& keys, int64_t first, int64_t count, int64_t size, C* scores) {
+void score_query_rows(const C* queries, const Rows<T>& keys, int64_t first, int64_t count, int64_t size,
+                      intptr_t to_next, C* scores) {
   constexpr int num_keys = kLanes<C> / QueryRows;
   int64_t key = 0;
   for (; key + num_keys <= count; key += num_keys) {
-    score_keys<C, T, From, QueryRows>(queries, keys, first + key, size, scores + key);
+    score_keys<C, T, From, QueryRows>(queries, keys, first + key, size, to_next, scores + key);
   }
   for (; key < count; ++key) {
     for (int r = 0; r < QueryRows; ++r) {
@@ -151,23 +168,26 @@ void score_query_rows(const C* queries, const Rows<T>& keys, int64_t first, int6
 // others find them there.
 template <class C, class T, ReadFrom From>
 void score_rows(const C* queries, int64_t rows, const Rows<T>& keys, int64_t first, int64_t count, int64_t size,
-                C* scores) {
+                intptr_t to_next, C* scores) {
   int64_t r = 0;
   for (; r + 2 <= rows; r += 2) {
-    score_query_rows<C, T, From, 2>(queries + r * size, keys, first, count, size, scores + r * kDecodeTileKeys);
+    score_query_rows<C, T, From, 2>(queries + r * size, keys, first, count, size, to_next,
+                                    scores + r * kDecodeTileKeys);
   }
   if (r < rows)
-    score_query_rows<C, T, From, 1>(queries + r * size, keys, first, count, size, scores + r * kDecodeTileKeys);
+    score_query_rows<C, T, From, 1>(queries + r * size, keys, first, count, size, to_next,
+                                    scores + r * kDecodeTileKeys);
 }
 
 // Vectors of each of two outputs that stay in registers over a tile.
 inline constexpr int kOutputVectors = kVectorBytes == 64 ? 8 : 4;
 
 // outputs row += sum over k of weights[row * kDecodeTileKeys + k] * value k, for `Vectors` vectors of columns. The
-// `rest` values behind them are fetched for later, so that memory sees one stream.
+// first of several passes fetches the `fetched` values of a whole row, so that memory sees one stream; it is 0 in the
+// others.
 template <class C, class T, int QueryRows, int Vectors>
 QKNORM_INLINE void weigh_columns(const C* weights, const T* values, int64_t stride, int64_t count, int64_t size,
-                                 int64_t rest, C* outputs) {
+                                 int64_t fetched, intptr_t to_next, C* outputs) {
   Vector<C> sums[QueryRows][Vectors] = {};
   for (int64_t k = 0; k < count; ++k) {
     Vector<C> weight[QueryRows];
@@ -179,10 +199,11 @@ QKNORM_INLINE void weigh_columns(const C* weights, const T* values, int64_t stri
 #pragma GCC unroll 2
       for (int r = 0; r < QueryRows; ++r) sums[r][j] += weight[r] * value;
     }
-    for (int64_t i = 0; i < rest; i += 64 / static_cast<int64_t>(sizeof(T))) {
-      __builtin_prefetch(values + Vectors * kLanes<C> + i);
+    for (int64_t i = Vectors * kLanes<C>; i < fetched; i += 64 / static_cast<int64_t>(sizeof(T))) {
+      __builtin_prefetch(values + i);
     }
-    if constexpr (kFetchAhead<C, T>) fetch_ahead(values, size);
+    if constexpr (kFetchAhead<C, T>) fetch_ahead(values, fetched);
+    if (fetched > 0 && k % kRowsPerTouch == 0) touch_next<C>(values, to_next);
     values += stride;
   }
 #pragma GCC unroll 2
@@ -198,14 +219,14 @@ QKNORM_INLINE void weigh_columns(const C* weights, const T* values, int64_t stri
 // Columns from `column` on in chunks of `Vectors` vectors, then in smaller ones.
 template <class C, class T, int QueryRows, int Vectors>
 QKNORM_INLINE void weigh_chunks(const C* weights, const Rows<T>& values, int64_t first, int64_t count, int64_t size,
-                                int64_t column, C* outputs) {
+                                int64_t column, intptr_t to_next, C* outputs) {
   for (; column + Vectors * kLanes<C> <= size; column += Vectors * kLanes<C>) {
-    const int64_t rest = column == 0 ? size - Vectors * kLanes<C> : 0;
-    weigh_columns<C, T, QueryRows, Vectors>(weights, values.row(first) + column, values.stride, count, size, rest,
-                                            outputs + column);
+    const int64_t fetched = column == 0 ? size : 0;
+    weigh_columns<C, T, QueryRows, Vectors>(weights, values.row(first) + column, values.stride, count, size, fetched,
+                                            to_next, outputs + column);
   }
   if constexpr (Vectors > 1) {
-    weigh_chunks<C, T, QueryRows, Vectors / 2>(weights, values, first, count, size, column, outputs);
+    weigh_chunks<C, T, QueryRows, Vectors / 2>(weights, values, first, count, size, column, to_next, outputs);
   } else {
     for (int64_t k = 0; column < size && k < count; ++k) {
       const T* row = values.row(first + k);
@@ -220,14 +241,14 @@ QKNORM_INLINE void weigh_chunks(const C* weights, const Rows<T>& values, int64_t
 // outputs row += sum over i of weights[row * kDecodeTileKeys + i] * value (first + i).
 template <class C, class T>
 void weigh_rows(const C* weights, int64_t rows, const Rows<T>& values, int64_t first, int64_t count, int64_t size,
-                C* outputs) {
+                intptr_t to_next, C* outputs) {
   int64_t r = 0;
   for (; r + 2 <= rows; r += 2) {
-    weigh_chunks<C, T, 2, kOutputVectors>(weights + r * kDecodeTileKeys, values, first, count, size, 0,
+    weigh_chunks<C, T, 2, kOutputVectors>(weights + r * kDecodeTileKeys, values, first, count, size, 0, to_next,
                                           outputs + r * size);
   }
   if (r < rows) {
-    weigh_chunks<C, T, 1, kOutputVectors>(weights + r * kDecodeTileKeys, values, first, count, size, 0,
+    weigh_chunks<C, T, 1, kOutputVectors>(weights + r * kDecodeTileKeys, values, first, count, size, 0, to_next,
                                           outputs + r * size);
   }
 }

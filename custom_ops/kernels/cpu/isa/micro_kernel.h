@@ -50,11 +50,40 @@ QKNORM_INLINE void multiply_add(int64_t depth, const C* a, const C* b, TileSums<
   sums = local;
 }
 
+// Terms of a logit that are added in one chain: with every further one the error grows. Heads up to this size have one.
+inline constexpr int64_t kLongestChain = 128;
+
+// out[r] = the product of whole chains, each summed on its own.
+template <class C, int Rows, int Vectors>
+__attribute__((noinline)) void score_chains(int64_t depth, const C* a, const C* b, C* out) {
+  for (int64_t done = 0; done < depth; done += kLongestChain) {
+    TileSums<C, Rows, Vectors> sums = {};
+    multiply_add<C, Rows, Vectors>(kLongestChain, a + done * Tile<C>::kRows, b + done * Tile<C>::kColumns, sums);
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 2
+      for (int j = 0; j < Vectors; ++j) {
+        C* at = out + r * Tile<C>::kColumns + j * kLanes<C>;
+        store(at, done > 0 ? load(at) + sums.row[r][j] : sums.row[r][j]);
+      }
+    }
+  }
+}
+
 // out[r] = the product, and the largest of each column into `maximum`.
 template <class C, int Rows, int Vectors>
 void score_panel(int64_t depth, const C* a, const C* b, C* out, Vector<C>* maximum) {
+  const int64_t before = (depth - 1) / kLongestChain * kLongestChain;
+  if (before > 0) score_chains<C, Rows, Vectors>(before, a, b, out);
   TileSums<C, Rows, Vectors> sums = {};
-  multiply_add<C, Rows, Vectors>(depth, a, b, sums);
+  multiply_add<C, Rows, Vectors>(depth - before, a + before * Tile<C>::kRows, b + before * Tile<C>::kColumns, sums);
+  if (before > 0) {
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 2
+      for (int j = 0; j < Vectors; ++j) sums.row[r][j] += load(out + r * Tile<C>::kColumns + j * kLanes<C>);
+    }
+  }
 #pragma GCC unroll 2
   for (int j = 0; j < Vectors; ++j) {
     Vector<C> largest = maximum[j];
