@@ -83,6 +83,19 @@ def cached_export(qwen3_folder):
     return source, model, notes
 
 
+def test_the_example_of_a_cache_is_text_and_not_padding(qwen3_folder, cached_export):
+    """Token 0 is often the padding: its embedding, and every key, value and logit after it, may be zero."""
+    kwargs = cached_export[0].kwargs
+    assert kwargs["input_ids"].unique().numel() > 2
+    assert kwargs["input_ids"].min() >= 0 and kwargs["input_ids"].max() < 64
+    for layer in kwargs["past_key_values"]:
+        for name in ("key", "value"):
+            assert (layer[name].abs().amax(-1) > 0).all()
+        assert not torch.equal(layer["value"][:, :, 0], layer["value"][:, :, 1]), "other tokens, other values"
+    again = load_source(str(qwen3_folder), with_past=True).kwargs
+    assert torch.equal(again["input_ids"], kwargs["input_ids"]), "the same for everybody"
+
+
 def test_a_folder_with_its_cache(cached_export, run_model, assert_as_torch):
     source, model, notes = cached_export
     assert notes == ()
