@@ -177,11 +177,11 @@ class FuseQKNormPass(ir.passes.InPlacePass):
 
 def insert(replacement: Replacement, graph: ir.Graph) -> tuple[str, ...]:
     """Put the new nodes in place of the old ones; returns the names of those that nothing reads any more."""
-    before = {node: node.name or node.outputs[0].name or node.op_type for node in graph}
+    inside = _inside(replacement)  # of a body, also nodes of the graphs around it
+    before = {node: node.name or node.outputs[0].name or node.op_type for node in (*graph, *inside)}
     anchor = replacement.outputs[0][0].producer()
     assert anchor is not None, "an attention's output is made by a node"
     replacement.builder.insert_before(anchor)
-    inside = _inside(replacement)
     for old, new in replacement.outputs:
         early = _uses_before(old, anchor)
         replace_value(old, new)

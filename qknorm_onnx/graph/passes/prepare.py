@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants_ir
 
+from qknorm_onnx.graph.passes.infer_body_shapes import infer_body_shapes
 from qknorm_onnx.graph.passes.mend_rotary_tables import MendRotaryTablesPass
 from qknorm_onnx.graph.passes.remove_identities import RemoveIdentitiesPass
 from qknorm_onnx.spec.signature import DOMAIN
@@ -32,6 +33,7 @@ class PreparePass(ir.passes.InPlacePass):
         RemoveIdentitiesPass()(model)
         common.RemoveUnusedNodesPass()(model)
         infer_shapes(model)
+        infer_body_shapes(model, infer_shapes)
         MendRotaryTablesPass()(model)
         share_equal_nodes(model)
         return ir.passes.PassResult(model, _fingerprint(model) != before)

@@ -103,8 +103,7 @@ def _reshape(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
         target = [source.extents[at] if size == Linear() and at < source.rank else size for at, size in enumerate(target)]
     extents = _inferred(source.extents, target)
     if extents is None:
-        known = tuple(target)
-        return known if Linear(-1) not in target else None
+        return tuple(None if size == Linear(-1) else size for size in target)
     old = [axis for axis, extent in enumerate(source.extents) if extent != ONE]
     new = [axis for axis, extent in enumerate(extents) if extent != ONE]
     if [source.extents[axis] for axis in old] != [extents[axis] for axis in new]:
@@ -230,6 +229,8 @@ def _slice(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
 
 def _bounds(start: Linear, end: Linear, size: Linear) -> tuple[Linear, Linear] | None:
     """First index and length of a slice with step 1; None where it is not proven on which side of the border they lie."""
+    if start.number is not None and start.number <= -UNBOUNDED:
+        start = Linear()  # far in front of the first entry
     first = start if proven_nonnegative(start, ()) else start + size if proven_nonnegative(-start.plus(1), ()) else None
     if first is None or not proven_nonnegative(first, ()):
         return None

@@ -89,22 +89,15 @@ def _compose(
     *,
     keys_as_values: bool,
 ) -> Recognition:
-    value_heads = projected(values, values.steps).static("H")
-    if query.repeat != 1 or value_heads != key.preparation.spec.num_heads:
-        return Declined(
-            "its queries, keys and values are repeated differently", core.node, "repeat the heads of keys and values alike"
-        )
+    problem = _unlike_heads(core, query, key, values)
+    if problem is not None:
+        return problem
     caches = _caches(core, key, values)
     if isinstance(caches, Declined):
         return caches
-    if has_merged_axes(output_of(core.output)):
-        reason = "its output keeps batch and heads, or heads and positions, in one axis"
-        return Declined(
-            reason, core.node, "reshape the output to (batch, heads, positions, values) behind the product with the values"
-        )
     first = caches[0].first if caches is not None else None
     visibility = read_visibility(core, masks, cached=caches is not None, first=first)
-    if first is not None and (not visibility.is_causal or (core.is_causal and first != Linear())):
+    if first is not None and not _hides_the_rest(core, visibility, first):
         return Declined(
             "it reads a buffer of which no mask is seen to hide what lies behind the new keys", core.node, BUFFER_HINT
         )
@@ -124,6 +117,26 @@ def _compose(
         caches=caches,
         prepared_apart=apart,
     )
+
+
+def _unlike_heads(core: Core, query: PreparedSide, key: PreparedSide, values: Chain) -> Declined | None:
+    """A refusal where heads do not go together, or are not to be told from other things in the output."""
+    value_heads = projected(values, values.steps).static("H")
+    if query.repeat != 1 or value_heads != key.preparation.spec.num_heads:
+        return Declined(
+            "its queries, keys and values are repeated differently", core.node, "repeat the heads of keys and values alike"
+        )
+    if has_merged_axes(output_of(core.output)):
+        reason = "its output keeps batch and heads, or heads and positions, in one axis"
+        return Declined(
+            reason, core.node, "reshape the output to (batch, heads, positions, values) behind the product with the values"
+        )
+    return None
+
+
+def _hides_the_rest(core: Core, visibility: Visibility, first: Linear) -> bool:
+    """Whether queries from position `first` of a buffer on see nothing that lies behind the keys written with them."""
+    return visibility.is_causal and (not core.is_causal or first == Linear())
 
 
 def _caches(core: Core, key: PreparedSide, values: Chain) -> tuple[CacheAppend, CacheAppend] | Declined | None:
