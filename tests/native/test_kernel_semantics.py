@@ -77,6 +77,24 @@ def test_small_epsilon_survives_in_half_precision(kernels: NativeLibrary, dtype:
         np.testing.assert_array_equal(y, np.broadcast_to(bias.astype(np.float64), y.shape))
 
 
+@pytest.mark.parametrize("size", [3, 16, 40, 128])
+def test_layer_norm_of_uneven_rows(kernels: NativeLibrary, size: int) -> None:
+    """Means far from zero, an outlier at each place and rows in blocks: the variance keeps its digits."""
+    rng = np.random.default_rng(2)
+    rows = [np.full(size, 7.25), rng.normal(1e3, 1, size), rng.normal(-1e4, 1, size)]
+    rows += [rng.normal(0, 1, size) + 1e3 * np.eye(1, size, place)[0] for place in range(size)]
+    rows += [np.where(np.arange(size) < cut, 50.0, 0) + rng.normal(0, 1e-3, size) for cut in range(1, size)]
+    x = np.stack(rows).astype(np.float32)[None]
+    spec = QKNormRotarySpec(num_heads=1, kind="layer", epsilon=1e-6)
+    y = kernels.rotary(spec, {"x": x})["Y"].astype(np.float64)
+    expected = qk_norm_rotary(spec, {"x": x})["Y"]
+    exact = x.astype(np.float64)
+    # The mean is a float32 value itself: what it is off by is seen beside the deviation.
+    unit = np.finfo(np.float32).eps * (4 + np.abs(exact.mean(-1)) / np.sqrt(exact.var(-1) + 1e-6))
+    error = np.abs(y - expected).max(-1) / np.maximum(np.abs(expected).max(-1), 1)
+    assert (error <= unit).all(), (error / unit).max()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_gain_in_float32_with_half_activations(kernels: NativeLibrary, dtype: str) -> None:
     """B09."""

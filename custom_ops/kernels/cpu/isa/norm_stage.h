@@ -1,4 +1,4 @@
-// Norm statistics of a row and their application. Statistics are taken in C (float32 or float64) in two passes; a row
+// Norm statistics of a row and their application. Statistics are taken in C (float32 or float64) in one pass; a row
 // whose squares leave C's range is done again in float64 with the largest value divided out.
 #pragma once
 
@@ -20,8 +20,8 @@ struct Moments {
   C squares;
 };
 
-// Four partial sums, or each step would wait for the one before. What is not `Needed` costs nothing.
-template <class C, bool NeedSum, bool NeedSquares>
+// Four partial sums, or each step would wait for the one before. A sum that is not needed costs nothing.
+template <class C, bool NeedSum>
 QKNORM_INLINE Moments<C> moments_of(const C* x, int64_t count, C shift) {
   constexpr int kParts = 4;
   Vector<C> sums[kParts] = {};
@@ -34,13 +34,13 @@ QKNORM_INLINE Moments<C> moments_of(const C* x, int64_t count, C shift) {
     for (int part = 0; part < kParts; ++part) {
       const Vector<C> shifted = load(x + i + part * kLanes<C>) - shifts;
       if constexpr (NeedSum) sums[part] += shifted;
-      if constexpr (NeedSquares) squares[part] += shifted * shifted;
+      squares[part] += shifted * shifted;
     }
   }
   for (; i + kLanes<C> <= count; i += kLanes<C>) {
     const Vector<C> shifted = load(x + i) - shifts;
     if constexpr (NeedSum) sums[0] += shifted;
-    if constexpr (NeedSquares) squares[0] += shifted * shifted;
+    squares[0] += shifted * shifted;
   }
   for (; i < count; ++i) {
     const C shifted = x[i] - shift;
@@ -48,7 +48,7 @@ QKNORM_INLINE Moments<C> moments_of(const C* x, int64_t count, C shift) {
     tail.squares += shifted * shifted;
   }
   if constexpr (NeedSum) tail.sum += sum_lanes<C>((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  if constexpr (NeedSquares) tail.squares += sum_lanes<C>((squares[0] + squares[1]) + (squares[2] + squares[3]));
+  tail.squares += sum_lanes<C>((squares[0] + squares[1]) + (squares[2] + squares[3]));
   return tail;
 }
 
@@ -104,15 +104,16 @@ NormStatistics statistics_of_sums(const PreparationPlan& plan, const C* x, int64
 template <class C>
 QKNORM_INLINE NormStatistics norm_statistics(const PreparationPlan& plan, const C* x, int64_t count) {
   if (plan.kind != spec::NormKind::kLayer) {
-    return statistics_of_sums(plan, x, count, 0.0, moments_of<C, false, true>(x, count, C(0)).squares);
+    return statistics_of_sums(plan, x, count, 0.0, moments_of<C, false>(x, count, C(0)).squares);
   }
-  // About a rough mean first. What it is off by corrects both: the mean of a constant row is exactly its value.
-  const C size = static_cast<C>(count);
-  const C rough = moments_of<C, true, false>(x, count, C(0)).sum / size;
-  const Moments<C> moments = moments_of<C, true, true>(x, count, rough);
-  const C off = moments.sum / size;
+  // About the mean of the first and the last values: a power of two of them, so it is exact for a constant row, and an
+  // outlier moves it by a part of itself only. What it is off by corrects both moments.
+  constexpr int lanes = kLanes<C>;
+  const C shift = count < lanes ? x[0] : sum_lanes<C>(load(x) + load(x + count - lanes)) / (2 * lanes);
+  const Moments<C> moments = moments_of<C, true>(x, count, shift);
+  const C off = moments.sum / static_cast<C>(count);
   const C squares = larger(moments.squares - moments.sum * off, C(0));
-  return statistics_of_sums(plan, x, count, static_cast<double>(rough + off), squares);
+  return statistics_of_sums(plan, x, count, static_cast<double>(shift + off), squares);
 }
 
 // A larger factor is applied in float64.

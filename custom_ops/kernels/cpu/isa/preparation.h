@@ -44,16 +44,21 @@ class Preparation {
   void prepare_rows(int64_t batch, int64_t head, int64_t first, int64_t count, C factor, C* scratch, C* rows,
                     int64_t stride) const {
     constexpr int64_t kAtOnce = 8;
-    const int64_t size = plan_.head_size;
+    const bool in_place = reads_in_place();
+    const bool takes_statistics = has_one_statistic();
     for (int64_t done = 0; done < count; done += kAtOnce) {
       NormStatistics statistics[kAtOnce];
       const int64_t end = smaller(count, done + kAtOnce);
-      for (int64_t r = done; reads_in_place() && r < end; ++r) {
-        const C* x = static_cast<const C*>(source(batch, head, first + r));
-        if (!plan_.hidden_axis && plan_.groups == 1) statistics[r - done] = norm_statistics(plan_, x, size);
+      for (int64_t r = done; r < end; ++r) {
+        C* out = rows + r * stride;
+        if (!in_place) read_and_rotate(batch, head, first + r, scratch, out);
+        const C* x = in_place ? row_in_place(batch, head, first + r) : out;
+        if (takes_statistics) statistics[r - done] = norm_statistics(plan_, x, plan_.head_size);
       }
       for (int64_t r = done; r < end; ++r) {
-        prepare(batch, head, first + r, factor, &statistics[r - done], scratch, rows + r * stride);
+        C* out = rows + r * stride;
+        const C* x = in_place ? row_in_place(batch, head, first + r) : out;
+        finish(batch, head, first + r, factor, statistics[r - done], x, scratch, out);
       }
     }
   }
@@ -79,28 +84,34 @@ class Preparation {
            plan_.dtype == dtype_of<C>();
   }
 
-  // `known` holds the statistics where reads_in_place(), the axis is the head and there is one group.
-  void prepare(int64_t batch, int64_t head, int64_t position, C factor, const NormStatistics* known, C* scratch,
-               C* out) const {
-    const int64_t size = plan_.head_size;
-    const C* x = out;
-    if (reads_in_place()) {
-      x = static_cast<const C*>(source(batch, head, position));
-    } else {
-      read_row(plan_.dtype, source(batch, head, position), size, out);
-    }
+  // Whether a row has one pair of statistics of its own.
+  bool has_one_statistic() const {
+    return plan_.kind != spec::NormKind::kNone && !plan_.hidden_axis && plan_.groups == 1;
+  }
+
+  const C* row_in_place(int64_t batch, int64_t head, int64_t position) const {
+    return static_cast<const C*>(source(batch, head, position));
+  }
+
+  // The norm's input where it is not in place.
+  void read_and_rotate(int64_t batch, int64_t head, int64_t position, C* scratch, C* out) const {
+    read_row(plan_.dtype, source(batch, head, position), plan_.head_size, out);
     if (plan_.rotary.order == spec::RotaryOrder::kBeforeNorm) {
       rotate_row(plan_.rotary, batch, head, position, scratch, out);
     }
+  }
+
+  // From the norm on; `known` holds the statistics where has_one_statistic(). `x` may be `out`.
+  void finish(int64_t batch, int64_t head, int64_t position, C factor, const NormStatistics& known, const C* x,
+              C* scratch, C* out) const {
+    const int64_t size = plan_.head_size;
     if (one_scale()) factor *= scale_at(batch, head, position);
-    const bool in_one_pass =
-        is_common() && normalise_and_rotate(batch, head, position, factor, *known, x, scratch, out);
+    const bool in_one_pass = is_common() && normalise_and_rotate(batch, head, position, factor, known, x, scratch, out);
     if (in_one_pass) factor = 1;
     if (!in_one_pass && plan_.kind != spec::NormKind::kNone) {
       // All that follows is linear: the factors can go into the norm's own.
       const bool folded = !plan_.round_before_weight;
-      const bool simple = reads_in_place() && !plan_.hidden_axis && plan_.groups == 1;
-      normalise(batch, head, position, folded ? factor : C(1), simple ? known : nullptr, x, out);
+      normalise(batch, head, position, folded ? factor : C(1), has_one_statistic() ? &known : nullptr, x, out);
       if (folded) factor = 1;
     }
     if (!in_one_pass && plan_.rotary.order == spec::RotaryOrder::kAfterNorm) {
@@ -113,7 +124,7 @@ class Preparation {
   // The usual form: one group, then the rotary over the whole row in two halves.
   bool is_common() const {
     const RotaryPlan& rotary = plan_.rotary;
-    return reads_in_place() && plan_.groups == 1 && !plan_.round_before_weight &&
+    return plan_.kind != spec::NormKind::kNone && plan_.groups == 1 && !plan_.round_before_weight &&
            rotary.order == spec::RotaryOrder::kAfterNorm && !rotary.interleaved && rotary.sections == 1 &&
            rotary.size == plan_.head_size && plan_.head_size % (2 * kLanes<C>) == 0;
   }
