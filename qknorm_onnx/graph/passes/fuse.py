@@ -23,6 +23,7 @@ from qknorm_onnx.graph.recognise.mask import MaskContext
 from qknorm_onnx.graph.recognise.naming import attention_name, node_name
 from qknorm_onnx.graph.recognise.qk_norm_attention import recognise_attention
 from qknorm_onnx.graph.recognise.unread_attention import divided_by_norms, normalises_operands, unread_attention
+from qknorm_onnx.graph.recognise.unsoftmaxed_attention import unsoftmaxed_attention
 from qknorm_onnx.graph.region import RegionError, region_models
 from qknorm_onnx.graph.replacement import Replacement, build_replacement
 from qknorm_onnx.graph.shape_readers import redirect_shape_readers
@@ -87,6 +88,9 @@ class FuseQKNormPass(ir.passes.InPlacePass):
         if core is None:
             core = unread_attention(node, self._unread)
         if core is None:
+            unlike = unsoftmaxed_attention(node, self._unread)
+            if unlike is not None:
+                self._decline(node_name(node), unlike)
             return False
         if isinstance(core, Declined):
             if normalises_operands(node):

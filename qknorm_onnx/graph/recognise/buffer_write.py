@@ -38,7 +38,9 @@ def read_buffer_write(located: Located) -> tuple[CacheAppend, Located] | Decline
     first = _first_position(node, positions, written, axis)
     if first is None:
         read = " and ".join(inputs_behind(positions)) or f"'{positions.name}'"
-        reason = f"its new keys are written into a buffer at positions that are not seen to follow one another, read from {read}"
+        reason = (
+            f"its new keys are written into a static cache at positions that are not seen to follow one another, read from {read}"
+        )
         return Declined(reason, node, POSITIONS_HINT) if norm_behind(new) is not None else None
     append = CacheAppend(past, Located(located.value, HEADS_SECOND, located.sizes), node, first=first)
     return append, Located(new, written.layout, {**written.sizes, "S": new_dims[axis]})

@@ -10,6 +10,8 @@ from qknorm_onnx.graph.recognise.lookalikes import PROJECTIONS, norm_behind
 from qknorm_onnx.graph.recognise.products import PRODUCTS, SHAPES_HINT
 
 MAX_NODES = 40
+MAX_MOVES = 6
+MOVES = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Identity", "Add", "Mul", "Div", "Dropout"})
 
 
 def unshaped_attention(softmax: ir.Node) -> Declined | None:
@@ -29,20 +31,49 @@ def unshaped_attention(softmax: ir.Node) -> Declined | None:
             if unknown is None or not normalised:
                 return None
             return Declined("the shapes of its logits are unknown", unknown.producer(), SHAPES_HINT)
-        if node.op_type not in PROJECTIONS:
+        if node.op_type not in PROJECTIONS or _mixes_heads(node):
             waiting += [operand for operand in node.inputs if operand is not None]
     return None
 
 
+def _mixes_heads(node: ir.Node) -> bool:
+    """Whether a product with a weight stands behind a product of activations, with no other projection in between."""
+    value = next((operand for operand in node.inputs if not is_weight(operand)), None)
+    before = value.producer() if value is not None else None
+    for _ in range(MAX_MOVES):
+        if before is None or before.op_type in PROJECTIONS or not before.inputs:
+            break
+        value = before.inputs[0]
+        before = value.producer() if value is not None else None
+    return before is not None and before.op_type in PRODUCTS and not any(map(is_weight, before.inputs))
+
+
 def _reaches_product(probabilities: ir.Value) -> bool:
-    waiting, seen = [probabilities], set[ir.Value]()
+    """Whether probabilities meet values; one product with a weight may stand in between, with nothing but moved axes."""
+    waiting, seen = [(probabilities, False)], set[ir.Value]()
     while waiting and len(seen) < MAX_NODES:
-        value = waiting.pop(0)
+        value, mixed = waiting.pop(0)
         if value in seen:
             continue
         seen.add(value)
         for usage in value.uses():
-            if usage.node.op_type in PRODUCTS:
-                return not any(map(is_weight, usage.node.inputs))
-            waiting += list(usage.node.outputs)
+            is_product = usage.node.op_type in PRODUCTS
+            if is_product and not any(map(is_weight, usage.node.inputs)):
+                return True
+            if is_product and (mixed or not _moved_only(value, probabilities)):
+                return False
+            if is_product or not mixed or usage.node.op_type in MOVES:
+                waiting += [(output, mixed or is_product) for output in usage.node.outputs]
+    return False
+
+
+def _moved_only(value: ir.Value, start: ir.Value) -> bool:
+    """Whether `value` is `start` with its axes moved."""
+    for _ in range(MAX_MOVES):
+        if value is start:
+            return True
+        node = value.producer()
+        if node is None or node.op_type not in MOVES or node.inputs[0] is None:
+            return False
+        value = node.inputs[0]
     return False
