@@ -11,7 +11,6 @@ from rich.table import Column, Table
 
 from qknorm_onnx.graph.report import FusionReport
 from qknorm_onnx.spec.attributes import to_attributes
-from qknorm_onnx.spec.one_line import one_line
 
 
 def report_as_data(report: FusionReport) -> dict[str, Any]:
@@ -21,7 +20,9 @@ def report_as_data(report: FusionReport) -> dict[str, Any]:
             "name": item.name,
             "target": item.target,
             "spec": to_attributes(item.spec),
-            "spec_line": one_line(item.spec),
+            "spec_line": item.line,
+            "query_preparation": [to_attributes(spec) for spec in item.query_preparation],
+            "key_preparation": [to_attributes(spec) for spec in item.key_preparation],
             "source_nodes": list(item.source_nodes),
             "note": item.note,
         }
@@ -42,7 +43,7 @@ def print_report(console: Console, report: FusionReport, *, fused_word: str = "f
         Column("attention", overflow="fold"), "state", "what it is, or why not", title="QK-Norm attention", title_justify="left"
     )
     for item in report.fused:
-        detail = one_line(item.spec) + (f"\n{item.note}" if item.note else "")
+        detail = item.line + (f"\n{item.note}" if item.note else "")
         table.add_row(escape(item.name), f"[green]{fused_word}[/] ({item.target})", escape(detail))
     for miss in report.declined:
         hint = f"\n{miss.hint}" if miss.hint else ""

@@ -39,6 +39,8 @@ class LoweredMark:
     def as_fused(self, *, why: str = "") -> FusedAttention:
         """The entry of a report, which says that the nodes were not looked at again, and `why`."""
         note = f"lowered earlier to {self.target}, says its mark in the file; left as it is, not proven again"
+        if self.normalised and not self.spec.has_norm:
+            note += "; its queries and keys are normalised in front of what the mark stands for"
         return FusedAttention(name=self.name, spec=self.spec, target=self.target, note="; ".join(filter(None, [note, why])))
 
 

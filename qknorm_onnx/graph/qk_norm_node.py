@@ -109,6 +109,14 @@ def is_prepared(value: ir.Value | None) -> bool:
     return node is not None and is_rotary_node(node)
 
 
+def preparations(value: ir.Value | None) -> tuple[QKNormRotarySpec, ...]:
+    """What each `QKNormRotary` does that made this, in the order of the streams."""
+    node = value.producer() if value is not None else None
+    if node is not None and node.op_type == "Concat":
+        return tuple(spec for operand in node.inputs for spec in preparations(operand))
+    return (read_rotary_node(node)[0],) if node is not None and is_rotary_node(node) else ()
+
+
 def read_attention_node(node: ir.Node) -> tuple[QKNormSpec, AttentionInputs]:
     """Spec and inputs of a `QKNormAttention`.
 

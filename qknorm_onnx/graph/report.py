@@ -5,21 +5,32 @@ from __future__ import annotations
 import dataclasses
 
 from qknorm_onnx.spec.one_line import one_line
-from qknorm_onnx.spec.qk_norm_spec import QKNormSpec
+from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FusedAttention:
-    """One attention that is now one node. `target` is what it was lowered to; `source_nodes` are the nodes it replaced."""
+    """One attention that is now one node. `target` is what it was lowered to; `source_nodes` are the nodes it replaced.
+
+    query_preparation, key_preparation: where queries and keys are prepared differently, `spec` says nothing of it: each has
+    a `QKNormRotary` of its own, or one for each stream that it is joined from.
+    """
 
     name: str
     spec: QKNormSpec
     target: str = "custom-op"
     source_nodes: tuple[str, ...] = ()
     note: str = ""  # e.g. why the asked-for target could not serve it, or `unverified` and why
+    query_preparation: tuple[QKNormRotarySpec, ...] = ()
+    key_preparation: tuple[QKNormRotarySpec, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """What it computes, in one line for people."""
+        return one_line(self.spec, query=self.query_preparation, key=self.key_preparation)
 
     def __str__(self) -> str:
-        return f"{self.name}: {one_line(self.spec)}"
+        return f"{self.name}: {self.line}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

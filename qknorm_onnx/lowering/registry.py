@@ -138,8 +138,10 @@ def _refusal(target: Target, spec: Spec, opset: int, *, converted: bool) -> str 
     if unknown:
         return f"it does not know {', '.join(unknown)}"
     if opset < target.minimum_opset:
-        tried = " and could not be converted" if converted else ""
-        return f"it needs opset {target.minimum_opset}, the model has {opset}{tried}"
+        if converted:
+            return f"it needs opset {target.minimum_opset}, the model has {opset} and could not be converted"
+        mend = f"export with opset={target.minimum_opset}, or choose the target {target.name}, which converts the model"
+        return f"it needs opset {target.minimum_opset}, the model has {opset} ({mend})"
     return None
 
 

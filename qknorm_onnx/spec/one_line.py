@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec
+from collections.abc import Sequence
+
+from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec
 
 
-def one_line(spec: QKNormSpec) -> str:
-    """For example `rms eps 1e-06, then rotary, 16:8 heads, scale 0.0884, causal, window 4096`."""
-    norm, rotary = _norm(spec.norm), _rotary(spec.rotary)
-    order = [rotary, norm] if spec.rotary.order == "before_norm" else [norm, rotary]
-    prepared = ", then ".join(part for part in order if part) or "q and k as they come"
+def one_line(spec: QKNormSpec, *, query: Sequence[QKNormRotarySpec] = (), key: Sequence[QKNormRotarySpec] = ()) -> str:
+    """For example `rms eps 1e-06, then rotary, 16:8 heads, scale 0.0884, causal, window 4096`.
+
+    query, key: what nodes of their own do to queries and keys in front of the attention, one for each stream.
+    """
+    own = _in_order(_norm(spec.norm), _rotary(spec.rotary), spec.rotary)
+    prepared = ", then ".join(part for part in (_in_front(query, key), own) if part) or "q and k as they come"
     return ", ".join([prepared, *_attention(spec.attention)])
+
+
+def _in_front(query: Sequence[QKNormRotarySpec], key: Sequence[QKNormRotarySpec]) -> str:
+    """For example `q rms eps 1e-06, then rotary; k rms eps 1e-05; in nodes of their own`."""
+    sides = [(name, dict.fromkeys(map(_preparation, specs))) for name, specs in (("q", query), ("k", key))]
+    parts = [f"{name} {' or '.join(texts)}" for name, texts in sides if texts]
+    return f"{'; '.join(parts)}; in {'nodes' if len(parts) > 1 else 'a node'} of their own" if parts else ""
+
+
+def _preparation(spec: QKNormRotarySpec) -> str:
+    norm = _with_details(_one_norm(spec.kind, spec.epsilon), spec) if spec.kind != "none" else ""
+    return _in_order(norm, _rotary(spec.rotary), spec.rotary) or "as it comes"
+
+
+def _in_order(norm: str, rotary: str, spec: RotarySpec) -> str:
+    order = [rotary, norm] if spec.order == "before_norm" else [norm, rotary]
+    return ", then ".join(part for part in order if part)
 
 
 def _norm(norm: NormSpec) -> str:
@@ -20,6 +41,10 @@ def _norm(norm: NormSpec) -> str:
         text = _one_norm(norm.q_kind, norm.q_epsilon)
     else:
         text = f"q {_one_norm(norm.q_kind, norm.q_epsilon)} and k {_one_norm(norm.k_kind, norm.k_epsilon)}"
+    return _with_details(text, norm)
+
+
+def _with_details(text: str, norm: NormSpec | QKNormRotarySpec) -> str:
     if norm.epsilon_mode != "inside_sqrt":
         text += f" ({norm.epsilon_mode.replace('_', ' ')})"
     if norm.axis == "hidden":

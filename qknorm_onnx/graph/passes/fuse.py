@@ -17,7 +17,7 @@ from qknorm_onnx.graph.node_builder import replace_value
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.graph.passes.prepare import share_equal_nodes
 from qknorm_onnx.graph.prover import Proof, Prover
-from qknorm_onnx.graph.qk_norm_node import is_attention_node, is_prepared, read_attention_node
+from qknorm_onnx.graph.qk_norm_node import is_attention_node, is_prepared, preparations, read_attention_node
 from qknorm_onnx.graph.recognise.attention import read_core
 from qknorm_onnx.graph.recognise.mask import MaskContext
 from qknorm_onnx.graph.recognise.naming import attention_name, node_name
@@ -137,7 +137,9 @@ class FuseQKNormPass(ir.passes.InPlacePass):
             return False
         sources = insert(replacement, graph)
         note = f"unverified: {proof.reason}" if proof.verdict == "unverified" else proof.note
+        node = next(node for node in replacement.builder.nodes if is_attention_node(node))
         fused = reports.FusedAttention(name=found.name, spec=found.spec, source_nodes=sources, note=note)
+        fused = _with_preparations(fused, node)
         self._extend(fused=(fused,))
         lengths = found.core.lengths
         if lengths is not None and found.caches is not None and not lengths.is_buffer and COPIED_CACHE not in self.report.notes:
@@ -165,7 +167,7 @@ class FuseQKNormPass(ir.passes.InPlacePass):
         name = node.name or node_name(node)
         prepared = any(is_prepared(value) for value in (inputs.query, inputs.key))
         if spec.has_norm or prepared:
-            self._extend(fused=(reports.FusedAttention(name=name, spec=spec),))
+            self._extend(fused=(_with_preparations(reports.FusedAttention(name=name, spec=spec), node),))
         else:
             self._extend(plain=(name,))
 
@@ -177,6 +179,12 @@ class FuseQKNormPass(ir.passes.InPlacePass):
     def _extend(self, **entries: tuple[object, ...]) -> None:
         added = {field: (*getattr(self.report, field), *items) for field, items in entries.items()}
         self.report = dataclasses.replace(self.report, **added)
+
+
+def _with_preparations(fused: reports.FusedAttention, node: ir.Node) -> reports.FusedAttention:
+    """With what nodes of their own do to the queries and keys of the canonical node `node`."""
+    query, key = (preparations(value) for value in node.inputs[:2])
+    return dataclasses.replace(fused, query_preparation=query, key_preparation=key)
 
 
 def insert(replacement: Replacement, graph: ir.Graph) -> tuple[str, ...]:
