@@ -45,7 +45,7 @@ inline constexpr bool kFetchAhead = sizeof(T) == sizeof(C);
 
 // Brings the row that lies kAheadBytes behind `row` into the second-level cache. It may lie behind the end of the
 // buffer: it is fetched, not read.
-inline constexpr uintptr_t kAheadBytes = 8192;
+inline constexpr uintptr_t kAheadBytes = 12288;
 
 template <class T>
 QKNORM_INLINE void fetch_ahead(const T* row, int64_t size) {
