@@ -50,10 +50,15 @@ class WrongResultError(QKNormError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How to measure. `quick`: small sizes, no pauses between turns."""
+    """How to measure. `quick`: small sizes, no pauses between turns.
+
+    `placements`: how often the contestants are made anew within the rounds. Which pages of memory a cache lies on can
+    change the time of one token by a third and more, for as long as the buffer lives.
+    """
 
     rounds: int
     threads: int
+    placements: int = 1
     with_compile: bool = False
     quick: bool = False
 
@@ -98,28 +103,54 @@ def run_case(case: AnyCase, settings: Settings, makers: Mapping[str, Maker]) -> 
     """One case. Raises WrongResultError."""
     if isinstance(case, MemoryCase):
         return _run_memory(case, settings)
-    left_out: dict[str, str] = {}
-    contestants: dict[str, Contestant] = {}
-    errors: dict[str, tuple[float, float]] = {}
+    entries = [entry for entry in case.entries if settings.with_compile or entry.maker != COMPILED]
     judges: dict[Problem, Judge] = {}
-    for entry in case.entries:
-        if entry.maker == COMPILED and not settings.with_compile:
-            continue
-        judge = judges.get(entry.problem) or Judge(entry.problem, makers[TORCH], settings.threads)
-        judges[entry.problem] = judge
-        try:
-            contestants[entry.name] = makers[entry.maker](entry.problem, judge.inputs, settings.threads)
-        except LeftOutError as reason:
-            left_out[entry.name] = str(reason)
-            continue
-        errors[entry.name] = judge.check(case, entry, contestants[entry.name])
-    del judges
-    calls = {name: contestant.call for name, contestant in contestants.items()}
+    for problem in dict.fromkeys(entry.problem for entry in entries):
+        judges[problem] = Judge(problem, makers[TORCH], settings.threads)
     pause = no_pause if settings.quick else wait_until_quiet
-    times = interleaved(calls, rounds=settings.rounds, clock=clock_for(settings.threads)[1], pause=pause)
-    timed = tuple(_timed(entry, times[entry.name], errors[entry.name]) for entry in case.entries if entry.name in times)
+    times: dict[str, list[float]] = {}
+    field = Field()
+    for rounds in _shares(settings.rounds, settings.placements):
+        # While the ones before still hold their memory: the new buffers lie elsewhere.
+        field = _make_field(case, entries, judges, makers, settings.threads)
+        calls = {name: contestant.call for name, contestant in field.contestants.items()}
+        found = interleaved(calls, rounds=rounds, clock=clock_for(settings.threads)[1], pause=pause)
+        for name, seconds in found.items():
+            times.setdefault(name, []).extend(seconds)
+    timed = tuple(_timed(entry, times[entry.name], field.errors[entry.name]) for entry in entries if entry.name in times)
     figures = (*_ratios(case, times), *_read_share(case, timed, settings))
-    return CaseResult(id=case.id, title=case.title, entries=timed, figures=figures, left_out=left_out)
+    return CaseResult(id=case.id, title=case.title, entries=timed, figures=figures, left_out=field.left_out)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Field:
+    """The contestants of a case by name, the error and the allowed error of each, and who is left out and why."""
+
+    contestants: dict[str, Contestant] = dataclasses.field(default_factory=dict)
+    errors: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    left_out: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def _make_field(
+    case: Case, entries: Sequence[Entry], judges: Mapping[Problem, Judge], makers: Mapping[str, Maker], threads: int
+) -> Field:
+    """All contestants in memory of their own, each checked. Raises WrongResultError."""
+    field = Field()
+    for entry in entries:
+        judge = judges[entry.problem]
+        try:
+            contestant = makers[entry.maker](entry.problem, judge.inputs, threads)
+        except LeftOutError as reason:
+            field.left_out[entry.name] = str(reason)
+            continue
+        field.contestants[entry.name] = contestant
+        field.errors[entry.name] = judge.check(case, entry, contestant)
+    return field
+
+
+def _shares(rounds: int, parts: int) -> list[int]:
+    """`rounds` in `parts` shares as equal as can be, without empty ones."""
+    return [share for part in range(parts) if (share := (rounds + part) // parts) > 0]
 
 
 class Judge:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 STANDARD_OUTPUT: Final = "-"
 QUICK_ROUNDS: Final = 3
 FULL_ROUNDS: Final = 21
+FULL_PLACEMENTS: Final = 3
 VERDICT_STYLES: Final = {"stretch": "[bold green]stretch[/]", "reached": "[green]reached[/]", "missed": "[red]missed[/]", "": ""}
 
 
@@ -58,6 +59,7 @@ def command(
     settings = Settings(
         rounds=rounds or (QUICK_ROUNDS if quick else FULL_ROUNDS),
         threads=threads or os.cpu_count() or 1,
+        placements=1 if quick else FULL_PLACEMENTS,
         with_compile=with_compile,
         quick=quick,
     )

@@ -225,6 +225,35 @@ def test_a_pause_ends_though_something_keeps_running():
     assert LONGEST_PAUSE_SECONDS <= waited < LONGEST_PAUSE_SECONDS + 1
 
 
+def test_contestants_are_made_anew_in_other_memory():
+    made = []
+
+    def maker(problem, inputs, threads):
+        honest = engine.MAKERS["native"](problem, inputs, threads)
+        buffer = np.zeros(1 << 16)
+        made.append(buffer.ctypes.data)
+        return Contestant(lambda: (honest.call(), buffer), honest.output)
+
+    settings = dataclasses.replace(SETTINGS, rounds=7, placements=3)
+    found = engine.run_case(small_case("native"), settings, {**engine.MAKERS, "native": maker})
+    assert len(set(made)) >= 2, "each new one is made before the one before is gone"
+    assert len(made) == 3
+    assert [entry.name for entry in found.entries] == ["native"]
+
+
+def test_every_round_counts_in_every_placement(monkeypatch):
+    rounds = []
+    monkeypatch.setattr(engine, "interleaved", lambda calls, **given: rounds.append(given["rounds"]) or {"native": [1.0]})
+    for settings in (
+        dataclasses.replace(SETTINGS, rounds=7, placements=3),
+        dataclasses.replace(SETTINGS, rounds=2, placements=3),
+    ):
+        rounds.clear()
+        engine.run_case(small_case("native"), settings, engine.MAKERS)
+        assert sum(rounds) == settings.rounds
+        assert 0 not in rounds
+
+
 def test_the_fastest_peer_is_the_one_that_counts(monkeypatch):
     seconds = {"native": 1.0, "ORT standard ops": 3.0, "torch eager": 2.0}
     monkeypatch.setattr(engine, "interleaved", lambda calls, **_: {name: [seconds[name]] * 2 for name in calls})
