@@ -30,7 +30,7 @@ class Case:
 
 
 def make_cases(inputs: Sequence[GraphInput], *, seeds: int = 1) -> Iterator[Case]:
-    """The example; its batch 1 and 3; every length 1 and some odd longer ones; adversarial floats; `seeds` random repetitions.
+    """The example; its batch 1 and 3; every length 1 and some odd longer ones; padding; adversarial floats; `seeds` random ones.
 
     Dimensions that the graph fixes are left as they are. A case that the module itself refuses is left out by the caller.
     """
@@ -39,6 +39,7 @@ def make_cases(inputs: Sequence[GraphInput], *, seeds: int = 1) -> Iterator[Case
     batch = _batch_symbols(inputs)
     for number, (name, changed) in enumerate(_resizings(sizes, batch)):
         yield _random_case(name, inputs, changed, seed=number)
+    yield from _padded(inputs, sizes)
     yield from _adversarial(inputs, sizes)
     for seed in range(seeds):
         yield _random_case(f"random values {seed}", inputs, sizes, seed=1000 + seed)
@@ -67,6 +68,25 @@ def _resizings(sizes: Mapping[str, int], batch: set[str]) -> Iterator[tuple[str,
 def _random_case(name: str, inputs: Sequence[GraphInput], sizes: Mapping[str, int], *, seed: int) -> Case:
     random = np.random.default_rng(seed)
     return Case(name=name, inputs={i.name: random_like(i, i.resized(sizes), random) for i in inputs})
+
+
+def _padded(inputs: Sequence[GraphInput], sizes: Mapping[str, int]) -> Iterator[Case]:
+    """The last key of the first sequence is hidden where a mask of the example hides nothing: else nobody reads it.
+
+    One key, because a row of a window that sees no key at all has no meaning that everybody agrees on.
+    """
+    masks = {i.name for i in inputs if _hides_nothing(i)}
+    plain = _random_case("padding", inputs, sizes, seed=3000)
+    hidden = {name: value.copy() for name, value in plain.inputs.items() if name in masks and value.shape[-1] > 1}
+    for mask in hidden.values():
+        mask[0, ..., -1] = 0
+    if hidden:
+        yield dataclasses.replace(plain, inputs=plain.inputs | hidden)
+
+
+def _hides_nothing(graph_input: GraphInput) -> bool:
+    is_mask = graph_input.kind in ("bool", "flags") and graph_input.example.ndim >= 2
+    return is_mask and graph_input.example.size > 0 and bool(graph_input.example.all())
 
 
 def _adversarial(inputs: Sequence[GraphInput], sizes: Mapping[str, int]) -> Iterator[Case]:

@@ -22,6 +22,7 @@ from qknorm_onnx.validation.inputs import match_inputs
 from qknorm_onnx.validation.judgement import Measured, judge, own_errors
 from qknorm_onnx.validation.locate import locate_fault
 from qknorm_onnx.validation.report import ParityReport, ParityRow
+from qknorm_onnx.validation.untried import untried
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +81,7 @@ def validate(
     if not chosen:
         raise InputError("cases is empty: there is nothing to judge")
     rows: list[ParityRow] = []
-    notes: dict[str, None] = {}
+    notes: dict[str, None] = dict.fromkeys(untried(inputs, chosen, module=module, model=model))
     for dtype in dtypes:
         run = _TypeRun(
             dtype=dtype, side=torch_side.TorchSide(call, inputs, dtype), vocabularies=_vocabularies(module), notes=notes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -10,6 +12,7 @@ from qknorm_onnx.errors import InputError
 from qknorm_onnx.validation.candidate import rounded_inputs
 from qknorm_onnx.validation.cases import make_cases
 from qknorm_onnx.validation.inputs import match_inputs
+from qknorm_onnx.validation.untried import untried
 
 IDS = np.array([[5, 9, 101, 7], [8, 8, 100, 6]])
 FLAGS = np.array([[0, 1, 1, 1], [1, 1, 1, 1]])
@@ -96,3 +99,56 @@ def test_inputs_are_rounded_to_the_type_and_clipped_to_its_range():
     assert rounded["x"].dtype == np.float64
     assert rounded["i"].tolist() == [2**20 + 1]
     assert rounded_inputs({"x": np.array([1 + 2.0**-9])}, "bfloat16")["x"].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int64])
+@pytest.mark.parametrize("shape", [(2, 4), (2, 1, 4, 4)])
+def test_a_mask_that_hides_nothing_is_tried_with_padding(dtype, shape):
+    model = graph(ids=["b", "s"], mask=["b", *([1, "s"] if len(shape) == 4 else []), "s"])
+    cases = cases_of(model, ids=IDS, mask=np.ones(shape, dtype))
+    padded = cases["padding"]["mask"]
+    assert padded.dtype == dtype
+    assert (padded[0, ..., -1] == 0).all()
+    assert padded[0, ..., :-1].all()
+    assert padded[1:].all()
+    assert all(inputs["mask"].all() for name, inputs in cases.items() if name != "padding")
+
+
+@pytest.mark.parametrize("mask", [FLAGS, np.ones((2, 1), np.int64), np.ones(4, np.bool_)])
+def test_no_padding_where_the_example_has_it_or_there_is_no_room(mask):
+    symbols = ["b", "s"][-mask.ndim :] if mask.shape[-1] > 1 else ["b", 1]
+    assert "padding" not in cases_of(graph(ids=["b", "s"], mask=symbols), ids=IDS, mask=mask)
+
+
+class Windowed:
+    """As much of a module as is asked: one part with a configuration."""
+
+    def __init__(self, window):
+        self.config = types.SimpleNamespace(sliding_window=window, max_window_layers=28)
+
+    def modules(self):
+        yield self
+
+
+def notes_of(model, module, **examples):
+    inputs = match_inputs(model, list(examples.items()))
+    return list(untried(inputs, list(make_cases(inputs)), module=module, model=model))
+
+
+def test_a_window_that_no_sequence_fills_is_named():
+    model = graph(x=["b", "s", 8])  # "longer" has 9
+    assert notes_of(model, Windowed(8), x=X) == []
+    (note,) = notes_of(model, Windowed(9), x=X)
+    assert "up to 9" in note
+    assert "window of 9 " in note
+    node = ir.Node("ai.qknorm", "QKNormAttention", [], [ir.AttrInt64("left_window_size", 40)])
+    model.graph.append(node)
+    (note,) = notes_of(model, Windowed(None), x=X)
+    assert "window of 40 " in note
+    assert notes_of(graph(x=[2, 4, 8]), Windowed(9), x=X) == [], "no length can vary: the example is all there is"
+
+
+def test_inputs_that_keep_the_example_are_named():
+    model = graph(x=["b", "s", 8], start=[], position=["b", "s"])
+    (note,) = notes_of(model, Windowed(None), x=X, start=np.array(5), position=np.broadcast_to(np.arange(4), (2, 4)))
+    assert "start, position" in note
