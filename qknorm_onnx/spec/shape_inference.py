@@ -2,6 +2,9 @@
 
 A dimension is an int, the name of a symbol (ONNX `dim_param`), or None where nothing is known. Only a contradiction
 between two known numbers is an error: a graph is checked with what it declares, a run with all of it.
+
+The kernels check the same rules in the same order and say the same sentences (`custom_ops/kernels/cpu/check.cc`);
+`tests/native/test_same_rules.py` compares them.
 """
 
 from __future__ import annotations
@@ -39,43 +42,33 @@ def infer_rotary_outputs(spec: QKNormRotarySpec, shapes: Shapes) -> dict[str, li
 def check_attention_inputs(spec: QKNormSpec, shapes: Shapes) -> None:
     """Raises SpecError, naming the input, if `shapes` (by input name; absent inputs left out) contradict `spec`."""
     attention = spec.attention
-    for name in ("query", "key", "value"):
-        _check_rank(name, shapes, 3)
-    query, key, value = shapes["query"], shapes["key"], shapes["value"]
-    _check_split("query", query, attention.q_num_heads)
-    _check_split("key", key, attention.kv_num_heads)
-    _check_split("value", value, attention.kv_num_heads)
-    head_size = divide(query[2], attention.q_num_heads)
-    _check_dim("key", "head size", divide(key[2], attention.kv_num_heads), head_size)
-    for name in ("key", "value"):
-        _check_dim(name, "batch size", shapes[name][0], query[0])
-    _check_dim("value", "number of positions", value[1], key[1])
-    _check_norm_parameter("q_norm", shapes, attention.q_num_heads, head_size, normalised=spec.norm.q_kind != "none")
-    _check_norm_parameter("k_norm", shapes, attention.kv_num_heads, head_size, normalised=spec.norm.k_kind != "none")
-    _check_groups(spec.norm.groups, spec.norm.axis == "hidden", [query[2], key[2]], head_size)
-    num_heads = attention.q_num_heads if attention.q_num_heads == attention.kv_num_heads else 1
-    _check_tables(spec.rotary, shapes, query, head_size, num_heads=num_heads)
-    if spec.rotary.order != "none":
-        _check_dim("key", "number of positions, which share the rotary tables of the query,", key[1], query[1])
-    _check_cache(spec, shapes)
+    q_heads, kv_heads = attention.q_num_heads, attention.kv_num_heads
+    _check_projections(spec, shapes)
+    query, key = shapes["query"], shapes["key"]
+    head_size = divide(query[2], q_heads)
+    _check_heads_not_empty("value", shapes["value"], divide(shapes["value"][2], kv_heads))
+    table_heads = q_heads if q_heads == kv_heads else 1
+    _check_norm("query", "q_norm", shapes, spec.query_preparation)
+    _check_tables(spec.rotary, shapes, query, head_size, num_heads=table_heads)
     if "q_scale" in shapes:
-        check_broadcast("q_scale", shapes["q_scale"], [query[0], attention.q_num_heads, query[1], head_size])
+        check_broadcast("q_scale", shapes["q_scale"], [query[0], q_heads, query[1], head_size])
+    _check_norm("key", "k_norm", shapes, spec.key_preparation)
+    _check_tables(spec.rotary, shapes, key, head_size, num_heads=table_heads)
+    _check_cache(spec, shapes)
     if "attention_bias" in shapes:
-        check_broadcast(
-            "attention_bias", shapes["attention_bias"], [query[0], attention.q_num_heads, query[1], _total_keys(shapes)]
-        )
+        check_broadcast("attention_bias", shapes["attention_bias"], [query[0], q_heads, query[1], _total_keys(shapes)])
     if "head_sink" in shapes:
-        _check_exact("head_sink", shapes["head_sink"], [attention.q_num_heads])
+        _check_exact("head_sink", shapes["head_sink"], [q_heads])
 
 
 def check_rotary_inputs(spec: QKNormRotarySpec, shapes: Shapes) -> None:
     """Raises SpecError, naming the input, if `shapes` of a `QKNormRotary` contradict `spec`."""
-    _check_rank("x", shapes, 3)
+    _check_given(("x",), shapes)
     x = shapes["x"]
+    _check_rank("x", x, 3)
     _check_split("x", x, spec.num_heads)
     head_size = divide(x[2], spec.num_heads)
-    _check_norm_parameter("", shapes, spec.num_heads, head_size, normalised=spec.kind != "none")
-    _check_groups(spec.groups, spec.axis == "hidden", [x[2]], head_size)
+    _check_norm("x", "", shapes, spec)
     _check_tables(spec.rotary, shapes, x, head_size, num_heads=spec.num_heads)
     if "scale" in shapes:
         check_broadcast("scale", shapes["scale"], [x[0], spec.num_heads, x[1], head_size])
@@ -102,16 +95,41 @@ def _total_keys(shapes: Shapes) -> Dim:
     return past + new if isinstance(past, int) and isinstance(new, int) else None
 
 
-def _check_rank(name: str, shapes: Shapes, rank: int) -> None:
-    if name not in shapes:
-        raise SpecError(f"input {name} is missing")
-    if len(shapes[name]) != rank:
-        raise SpecError(f"{name} has shape {_text(shapes[name])}; it needs {rank} dimensions")
+def _check_projections(spec: QKNormSpec, shapes: Shapes) -> None:
+    _check_given(("query", "key", "value"), shapes)
+    query, key, value = shapes["query"], shapes["key"], shapes["value"]
+    q_heads, kv_heads = spec.attention.q_num_heads, spec.attention.kv_num_heads
+    for name, shape, heads in (("query", query, q_heads), ("key", key, kv_heads), ("value", value, kv_heads)):
+        _check_rank(name, shape, 3)
+        _check_split(name, shape, heads)
+        if _differ(shape[0], query[0]):
+            raise SpecError(f"{name} has shape {_text(shape)}; its batch size must be the query's, {query[0]}")
+    head_size, of_key = divide(query[2], q_heads), divide(key[2], kv_heads)
+    if _differ(of_key, head_size):
+        raise SpecError(f"key has shape {_text(key)}, head size {of_key}; {head_size} is expected, as in query {_text(query)}")
+    if _differ(value[1], key[1]):
+        raise SpecError(f"value has shape {_text(value)}; it needs as many positions as key {_text(key)}")
+    if spec.rotary.order != "none" and _differ(key[1], query[1]):
+        raise SpecError(
+            f"key has shape {_text(key)}; with a rotary embedding it shares the tables of the query and needs "
+            f"{query[1]} positions"
+        )
 
 
-def _check_dim(name: str, what: str, given: Dim, expected: Dim) -> None:
-    if isinstance(given, int) and isinstance(expected, int) and given != expected:
-        raise SpecError(f"{name} has {what} {given}; {expected} is expected")
+def _differ(given: Dim, expected: Dim) -> bool:
+    """Whether both are numbers, and not the same."""
+    return isinstance(given, int) and isinstance(expected, int) and given != expected
+
+
+def _check_given(names: Sequence[str], shapes: Shapes) -> None:
+    for name in names:
+        if name not in shapes:
+            raise SpecError(f"input {name} is missing")
+
+
+def _check_rank(name: str, shape: Shape, rank: int) -> None:
+    if len(shape) != rank:
+        raise SpecError(f"{name} has shape {_text(shape)}; it needs {rank} dimensions")
 
 
 def _check_split(name: str, shape: Shape, num_heads: int) -> None:
@@ -119,9 +137,13 @@ def _check_split(name: str, shape: Shape, num_heads: int) -> None:
         raise SpecError(f"{name} has shape {_text(shape)}; its last dimension must split into {num_heads} heads")
 
 
+def _check_heads_not_empty(name: str, shape: Shape, head_size: Dim) -> None:
+    if head_size == 0:
+        raise SpecError(f"{name} has shape {_text(shape)}; its heads are empty")
+
+
 def _check_exact(name: str, shape: Shape, expected: Shape) -> None:
-    clash = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(shape, expected, strict=False))
-    if len(shape) != len(expected) or clash:
+    if len(shape) != len(expected) or any(map(_differ, shape, expected)):
         raise SpecError(f"{name} has shape {_text(shape)}; {_text(expected)} is expected")
 
 
@@ -133,24 +155,28 @@ def check_broadcast(name: str, shape: Shape, target: Shape) -> None:
         raise SpecError(f"{name} has shape {_text(shape)}; it must be broadcastable to {_text(target)}")
 
 
-def _check_norm_parameter(prefix: str, shapes: Shapes, num_heads: int, head_size: Dim, *, normalised: bool) -> None:
+def _check_norm(x_name: str, prefix: str, shapes: Shapes, spec: QKNormRotarySpec) -> None:
+    """What the norm of one input needs: heads that are not empty, whole groups, and the norm's own parameters."""
+    x = shapes[x_name]
+    head_size = divide(x[2], spec.num_heads)
+    _check_heads_not_empty(x_name, x, head_size)
+    row = x[2] if spec.axis == "hidden" else head_size
+    if isinstance(row, int) and row % spec.groups:
+        raise SpecError(f"norm_groups {spec.groups} does not divide the {row} values of a normalised row of {x_name}")
     for part in ("weight", "bias"):
         name = f"{prefix}_{part}" if prefix else part
-        if name not in shapes:
-            continue
-        if not normalised:
-            raise SpecError(f"{name} is given, but the spec has no norm for it")
-        shape = shapes[name]
-        if isinstance(head_size, int) and all(isinstance(dim, int) for dim in shape):
-            allowed = [[head_size], [num_heads, head_size], [num_heads * head_size]]
-            if list(shape) not in allowed:
-                raise SpecError(f"{name} has shape {_text(shape)}; one of {', '.join(map(_text, allowed))} is expected")
+        if name in shapes:
+            _check_norm_parameter(name, shapes[name], spec.num_heads, head_size, normalised=spec.kind != "none")
 
 
-def _check_groups(groups: int, hidden: bool, widths: Sequence[Dim], head_size: Dim) -> None:
-    for width in widths if hidden else [head_size]:
-        if isinstance(width, int) and width % groups:
-            raise SpecError(f"norm_groups {groups} does not divide the {width} values of a normalised row")
+def _check_norm_parameter(name: str, shape: Shape, num_heads: int, head_size: Dim, *, normalised: bool) -> None:
+    if not normalised:
+        raise SpecError(f"{name} is given, but there is no norm for it")
+    if isinstance(head_size, int) and all(isinstance(dim, int) for dim in shape):
+        allowed = [[head_size], [num_heads, head_size], [num_heads * head_size]]
+        if list(shape) not in allowed:
+            shared, split, flat = map(_text, allowed)
+            raise SpecError(f"{name} has shape {_text(shape)}; {shared}, {split} or {flat} is expected")
 
 
 def _check_tables(rotary: RotarySpec, shapes: Shapes, x: Shape, head_size: Dim, *, num_heads: int) -> None:
@@ -163,18 +189,24 @@ def _check_tables(rotary: RotarySpec, shapes: Shapes, x: Shape, head_size: Dim, 
         raise SpecError("rotary_order is set: the inputs cos and sin are both needed")
     size = rotary.rotated_size(head_size) if isinstance(head_size, int) else None
     for name in present:
-        shape = shapes[name]
-        expected: list[Dim] = {2: [x[1]], 3: [x[0], x[1]], 4: [x[0], num_heads, x[1]]}.get(len(shape), [])
-        if not expected:
-            raise SpecError(f"{name} has shape {_text(shape)}; (S, W), (B, S, W) or (B, H, S, W) is expected")
-        check_broadcast(name, shape[:-1], expected)
-        _check_dim(name, "number of positions", shape[-2], x[1])
-        if isinstance(size, int) and isinstance(shape[-1], int) and shape[-1] not in (size, size // 2):
-            raise SpecError(
-                f"{name} has shape {_text(shape)}; its last dimension must be {size // 2} or {size}, for {size} rotated values"
-            )
-    if isinstance(shapes["cos"][-1], int) and isinstance(shapes["sin"][-1], int) and shapes["cos"][-1] != shapes["sin"][-1]:
+        _check_table(name, shapes[name], x, num_heads=num_heads, size=size)
+    if _differ(shapes["cos"][-1], shapes["sin"][-1]):
         raise SpecError(f"cos has shape {_text(shapes['cos'])} and sin {_text(shapes['sin'])}; their widths must be equal")
+
+
+def _check_table(name: str, shape: Shape, x: Shape, *, num_heads: int, size: int | None) -> None:
+    expected: list[Dim] = {2: [x[1]], 3: [x[0], x[1]], 4: [x[0], num_heads, x[1]]}.get(len(shape), [])
+    if not expected:
+        raise SpecError(f"{name} has shape {_text(shape)}; (S, W), (B, S, W) or (B, H, S, W) is expected")
+    if isinstance(size, int) and isinstance(shape[-1], int) and shape[-1] not in (size, size // 2):
+        raise SpecError(
+            f"{name} has shape {_text(shape)}; its last dimension must be {size // 2} or {size}, for {size} rotated values"
+        )
+    if _differ(shape[-2], x[1]):
+        raise SpecError(
+            f"{name} has shape {_text(shape)}; its last dimension but one must be the {x[1]} positions of the new tokens"
+        )
+    check_broadcast(name, shape, [*expected, shape[-1]])
 
 
 def _check_cache(spec: QKNormSpec, shapes: Shapes) -> None:
@@ -185,13 +217,14 @@ def _check_cache(spec: QKNormSpec, shapes: Shapes) -> None:
     if "query_offset" in shapes and "past_key" in shapes:
         raise SpecError("query_offset is for attention without a cache; past_key already says where the queries are")
     batch, heads = shapes["query"][0], spec.attention.kv_num_heads
+    if "past_key" in shapes:
+        _check_rank("past_key", shapes["past_key"], 4)
+        length = shapes["past_key"][2]
+        for past, new in (("past_key", "key"), ("past_value", "value")):
+            _check_exact(past, shapes[past], [batch, heads, length, divide(shapes[new][2], heads)])
     for name in ("cache_length", "query_offset"):
         if name in shapes:
             _check_exact(name, shapes[name], [batch])
-    if "past_key" in shapes:
-        length = shapes["past_key"][2] if len(shapes["past_key"]) == 4 else None
-        for past, new in (("past_key", "key"), ("past_value", "value")):
-            _check_exact(past, shapes[past], [batch, heads, length, divide(shapes[new][2], heads)])
 
 
 def _text(shape: Shape) -> str:

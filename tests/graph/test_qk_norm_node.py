@@ -81,7 +81,7 @@ REFUSED = {
     "input q_norm_weight is of type DOUBLE; FLOAT is expected": {"q_norm_weight": value("w", [8], ir.DataType.DOUBLE)},
     "input query_offset is of type FLOAT; INT64 is expected": {"query_offset": value("o", ["B"])},
     "q_norm_weight has shape (7)": {"q_norm_weight": value("w", [7])},
-    "key has head size 9; 8 is expected": {"key": value("k", ["B", "N", 18])},
+    "head size 9; 8 is expected, as in query": {"key": value("k", ["B", "N", 18])},
     "past_key and past_value": {"past_key": value("pk", ["B", 2, "P", 8])},
 }
 

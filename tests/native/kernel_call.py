@@ -74,14 +74,15 @@ class _Executor(ctypes.Structure):
     )
 
 
-def _attribute_struct(spec_type: Any) -> type[ctypes.Structure]:
+def attribute_struct(spec_type: Any) -> type[ctypes.Structure]:
+    """The C struct of an operator's attributes."""
     fields = [(f.onnx_name, ctypes.c_double if f.type is float else ctypes.c_int64) for f in attribute_fields(spec_type)]
     return type(f"{spec_type.__name__}Struct", (ctypes.Structure,), {"_fields_": fields})
 
 
 def pack_attributes(spec: QKNormSpec | QKNormRotarySpec) -> ctypes.Structure:
     """The spec as the C struct of its operator."""
-    packed = _attribute_struct(type(spec))()
+    packed = attribute_struct(type(spec))()
     values = to_attributes(spec)
     for field in attribute_fields(type(spec)):
         choices = choices_of(type(spec), field)
@@ -110,16 +111,16 @@ class NativeLibrary:
     """The loaded library."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        self._library = ctypes.CDLL(str(path))
-        self._library.qknorm_cpu_instruction_set.restype = ctypes.c_char_p
+        self.door = ctypes.CDLL(str(path))
+        self.door.qknorm_cpu_instruction_set.restype = ctypes.c_char_p
 
     @property
     def instruction_set(self) -> str:
-        return str(self._library.qknorm_cpu_instruction_set().decode())
+        return str(self.door.qknorm_cpu_instruction_set().decode())
 
     def select(self, name: str) -> bool:
         """Switches to the kernels of another instruction set; False where the processor lacks it."""
-        return bool(self._library.qknorm_cpu_select_instruction_set(name.encode()) == 0)
+        return bool(self.door.qknorm_cpu_select_instruction_set(name.encode()) == 0)
 
     def attention(
         self,
@@ -134,7 +135,7 @@ class NativeLibrary:
         attributes = pack_attributes(spec)
         tensors, _alive = pack_tensors(signature.ATTENTION_INPUT_NAMES, inputs)
         message, shapes = Message(), Shapes()
-        code = self._library.qknorm_cpu_attention_shapes(
+        code = self.door.qknorm_cpu_attention_shapes(
             ctypes.byref(attributes), tensors, ctypes.byref(shapes), ctypes.byref(message)
         )
         raise_on(code, message)
@@ -149,9 +150,7 @@ class NativeLibrary:
             for name in ("Y", "present_key", "present_value")
         ]
         with PythonExecutor(threads) as executor:
-            code = self._library.qknorm_cpu_attention(
-                ctypes.byref(attributes), tensors, *pointers, executor, ctypes.byref(message)
-            )
+            code = self.door.qknorm_cpu_attention(ctypes.byref(attributes), tensors, *pointers, executor, ctypes.byref(message))
         raise_on(code, message)
         return result
 
@@ -162,7 +161,7 @@ class NativeLibrary:
         message = Message()
         y = poisoned(inputs["x"].shape, inputs["x"].dtype)  # type: ignore[union-attr]
         with PythonExecutor(threads) as executor:
-            code = self._library.qknorm_cpu_rotary(
+            code = self.door.qknorm_cpu_rotary(
                 ctypes.byref(attributes), tensors, ctypes.c_void_p(y.ctypes.data), executor, ctypes.byref(message)
             )
         raise_on(code, message)

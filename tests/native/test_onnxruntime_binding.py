@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from qknorm_onnx.spec import signature
 from qknorm_onnx.spec.attributes import to_attributes
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec
 from qknorm_onnx.spec.reference import qk_norm_attention, qk_norm_rotary
+from qknorm_onnx.spec.shape_inference import infer_attention_outputs, infer_rotary_outputs
 
 Tensor = Any
 ONNX_TYPES = {
@@ -284,3 +286,27 @@ def test_an_older_onnxruntime_is_told_so(library_file: pathlib.Path) -> None:
     assert library.RegisterCustomOps(None, ctypes.byref(base)) == 1
     assert len(messages) == 1
     assert "need ONNX Runtime 1.24 or newer; this is ONNX Runtime 1.19.2" in messages[0]
+
+
+DIMS = {"batch": (2, "batch"), "tokens": (5, "tokens"), "keys": (5, "tokens", "keys"), "query": (32,), "value": (12, "width")}
+
+
+@pytest.mark.parametrize("sizes", itertools.product(*DIMS.values()), ids=str)
+def test_inferred_shapes_are_those_of_the_spec(library_file: pathlib.Path, sizes: tuple[Any, ...]) -> None:
+    """`custom_ops/ort/shape_inference.cc` beside `spec/shape_inference.py`, with numbers and symbols."""
+    batch, tokens, keys, width, value_width = sizes
+    spec = QKNormSpec(attention=AttentionSpec(q_num_heads=4, kv_num_heads=2, scale=0.5))
+    rotary = QKNormRotarySpec(num_heads=4)
+    shapes = {"query": [batch, tokens, width], "key": [batch, keys, 16], "value": [batch, keys, value_width]}
+    declared = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    rotated = helper.make_node(
+        signature.ROTARY_OP, ["query"], ["rotated"], domain=signature.DOMAIN, name="rotary", **to_attributes(rotary)
+    )
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("Y", "rotated")]
+    graph = helper.make_graph([attention_node(spec, list(shapes), ["Y"]), rotated], "graph", declared, outputs)
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(signature.DOMAIN, signature.VERSION)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    found = {output.name: output.shape for output in make_session(model, library_file).get_outputs()}
+    assert found["rotated"] == infer_rotary_outputs(rotary, {"x": shapes["query"]})["Y"]
+    expected = infer_attention_outputs(spec, shapes)["Y"]
+    assert found["Y"] == ([] if None in expected else expected)  # ONNX Runtime has no size without a name: then it has no shape

@@ -74,11 +74,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (SHAPES | {"query": [3, 4, 5, 8]}, "query"),
     (SHAPES | {"query": [3, 5, 33]}, "query"),
     (SHAPES | {"key": [3, 5, 17]}, "key"),
-    (SHAPES | {"key": [3, 5, 20]}, "key has head size 10; 8"),
+    (SHAPES | {"key": [3, 5, 20]}, "head size 10; 8 is expected"),
     (SHAPES | {"value": [3, 5, 13]}, "value"),
-    (SHAPES | {"key": [2, 5, 16]}, "key has batch size 2; 3"),
+    (SHAPES | {"key": [2, 5, 16]}, "its batch size must be the query's, 3"),
     (SHAPES | {"value": [3, 4, 12]}, "value"),
-    (SHAPES | {"key": [3, 6, 16], "value": [3, 6, 12]}, "key has number of positions"),
+    (SHAPES | {"key": [3, 6, 16], "value": [3, 6, 12]}, "shares the tables of the query and needs 5 positions"),
     (SHAPES | {"q_norm_weight": [16]}, "q_norm_weight"),
     (SHAPES | {"k_norm_weight": [4, 8]}, "k_norm_weight"),
     (SHAPES | {"k_norm_bias": [1, 8]}, "k_norm_bias"),
@@ -87,7 +87,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (without("sin"), "cos and sin"),
     (SHAPES | {"cos": [3, 5, 6]}, "cos"),
     (SHAPES | {"sin": [3, 5, 8]}, "widths must be equal"),
-    (SHAPES | {"cos": [3, 1, 4]}, "cos has number of positions 1; 5"),
+    (SHAPES | {"cos": [3, 1, 4]}, "must be the 5 positions of the new tokens"),
     (SHAPES | {"cos": [2, 5, 4], "sin": [2, 5, 4]}, "cos"),
     (SHAPES | {"cos": [3, 4, 5, 4], "sin": [3, 4, 5, 4]}, "cos"),
     (SHAPES | {"cos": [4], "sin": [4]}, "cos"),
@@ -122,7 +122,7 @@ def test_the_shapes_of_these_tests_are_right() -> None:
 
 def test_parameters_without_their_norm_are_refused() -> None:
     bare = dataclasses.replace(SPEC, norm=NormSpec(q_kind="rms"))
-    with pytest.raises(SpecError, match="k_norm_weight is given, but the spec has no norm"):
+    with pytest.raises(SpecError, match="k_norm_weight is given, but there is no norm"):
         check_attention_inputs(bare, SHAPES)
 
 
