@@ -1,4 +1,8 @@
-"""What the CUDA kernels do not serve, so that a lowering chooses another way before a session would refuse the model."""
+"""What the CUDA kernels do not serve, so that a lowering chooses another way before a session would refuse the model.
+
+The launcher (`custom_ops/ort/cuda_attention.cc`) has the same rules and says the same sentences;
+`tests/gpu/test_cuda_refusals.py` compares them.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec
-from qknorm_onnx.spec.signature import Dtype
+from qknorm_onnx.spec.signature import ATTENTION_OP, KERNEL_DTYPES, Dtype
 
-CUDA_DTYPES: Final[tuple[Dtype, ...]] = ("float32", "float16", "bfloat16")
+CUDA_DTYPES: Final = KERNEL_DTYPES[ATTENTION_OP, "cuda"]
 LARGEST_HEAD: Final = 256
 
 

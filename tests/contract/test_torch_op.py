@@ -309,7 +309,7 @@ PLAIN = QKNormSpec(attention=AttentionSpec(q_num_heads=4, kv_num_heads=2, scale=
     ("change", "message"),
     [
         ({"query": torch.zeros(2, 3, 30)}, "query has shape"),
-        ({"key": torch.zeros(2, 3, 12)}, "key has head size 6"),
+        ({"key": torch.zeros(2, 3, 12)}, "head size 6; 8 is expected"),
         ({"q_norm_weight": torch.zeros(7)}, "q_norm_weight has shape"),
         ({"cos": torch.zeros(3, 4)}, "rotary_order is 'none'"),
         ({"value": torch.zeros(2, 3, 16, dtype=torch.float16)}, "value has type torch.float16"),
