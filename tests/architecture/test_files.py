@@ -18,7 +18,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|home|Users|opt|mnt|scratch)/
 
 def text_files() -> list[pathlib.Path]:
     inside = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix in TEXT]
-    at_top = [path for path in ROOT.iterdir() if path.is_file() and path.suffix in TEXT]
+    at_top = [path for path in ROOT.iterdir() if path.is_file() and path.suffix in TEXT and path.name != ".git"]  # of a worktree
     found = [path for path in (*at_top, *inside) if "__pycache__" not in path.parts]
     assert len(found) > 40
     return found
