@@ -79,7 +79,7 @@ clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 found (the pinned onnxruntime and transformers need it); name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 found (no onnxruntime >= 1.24 exists for an older one); name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(REQUIREMENTS): requirements/dev.txt requirements/runtime.txt requirements/build.txt | $(BIN)/python

@@ -16,9 +16,8 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import Any, Final
-
 import tomllib
+from typing import Any, Final
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[2]
 LAYOUT: Final = ROOT / "build" / "layout"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pathlib
 import subprocess
 import sys
+import tomllib
 
 import pytest
-import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OPTIONAL = ("torch", "onnxruntime", "transformers", "safetensors", "triton")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pathlib
 import subprocess
 import sys
+import tomllib
 import zipfile
 
 import pytest
-import tomllib
 
 from qknorm_onnx.custom_ops import LIBRARY_NAME
 from qknorm_onnx.custom_ops.compile_kernels import LARGEST_PACK

@@ -218,11 +218,12 @@ def _reshape(visit: Visit) -> Channels:
     if dims is None or len(dims) < visit.lead + 1:
         raise NotLinearError
     kept, cut = dims[: visit.lead], dims[visit.lead :]
-    if not all(map(same_size, kept, visit.reader.lead_dims)) or any(not isinstance(dim, int) for dim in cut):
+    sizes = [dim for dim in cut if isinstance(dim, int)]
+    if not all(map(same_size, kept, visit.reader.lead_dims)) or len(sizes) < len(cut):
         raise NotLinearError
-    if np.prod(cut) != data.size:  # type: ignore[arg-type]
+    if np.prod(sizes) != data.size:
         raise NotLinearError
-    return data.reshape([int(dim) for dim in cut])  # type: ignore[arg-type]
+    return data.reshape(sizes)
 
 
 def _unsqueeze(visit: Visit) -> Channels:

@@ -16,9 +16,7 @@ from qknorm_onnx.graph.recognise.index_terms import Known, Linear, Real
 
 _BFLOAT16_MIN = -(2.0**127) * (2 - 2.0**-7)
 Axes = tuple[int | None, ...]
-SMALLEST_FINITE = frozenset(
-    map(float, (np.finfo(np.float16).min, np.finfo(np.float32).min, np.finfo(np.float64).min, _BFLOAT16_MIN))
-)
+SMALLEST_FINITE = frozenset([*(float(np.finfo(kind).min) for kind in (np.float16, np.float32, np.float64)), _BFLOAT16_MIN])
 _LAYOUT = ("Identity", "Expand", "Unsqueeze", "Transpose")
 
 
