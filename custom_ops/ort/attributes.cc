@@ -65,9 +65,11 @@ const char* expected_kind(spec::AttributeKind kind) {
       return "a float";
     case spec::AttributeKind::kChoice:
       return "a string";
-    default:
+    case spec::AttributeKind::kInteger:
+    case spec::AttributeKind::kBoolean:
       return "an int";
   }
+  return "of another kind";
 }
 
 // Whether the attribute was found and written.

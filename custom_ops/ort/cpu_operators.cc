@@ -133,9 +133,11 @@ int32_t input_type(const ort_abi::CustomOp* op, size_t index) {
       return self(op)->dtype;
     case spec::Constraint::kInt64:
       return QKNORM_INT64;
-    default:
-      return ort_abi::kAnyType;  // checked in compute
+    case spec::Constraint::kSameOrFloat:
+    case spec::Constraint::kBoolSameOrFloat:
+      break;  // checked in compute
   }
+  return ort_abi::kAnyType;
 }
 
 std::string node_name(const Api& api, const OrtKernelInfo* info) {

@@ -1,6 +1,9 @@
 #include "ort/cuda_arguments.h"
 
 #include <algorithm>
+#include <stdexcept>
+
+#include "kernels/cpu/meaning.h"
 
 namespace qknorm::cuda {
 namespace {
@@ -82,6 +85,61 @@ constexpr int64_t kFarthestKey = int64_t{1} << 30;
 
 bool is_wide(const StridedInput& input) { return input.dtype == QKNORM_FLOAT; }
 
+[[noreturn]] void refuse_unknown(const char* what) {
+  throw std::invalid_argument(std::string("there is no CUDA kernel for this ") + what + ": it is none that was known");
+}
+
+int32_t flags_of_kind(spec::NormKind kind) {
+  switch (kind) {
+    case spec::NormKind::kNone:
+      return 0;
+    case spec::NormKind::kRms:
+    case spec::NormKind::kL2:
+      return kNormalised;
+    case spec::NormKind::kLayer:
+      return kNormalised | kCentred;
+  }
+  refuse_unknown("norm");
+}
+
+// 1 / (the values that a mean of squares is over), 1 for their sum.
+double inverse_count(spec::NormKind kind, int64_t count) {
+  switch (kind) {
+    case spec::NormKind::kNone:
+    case spec::NormKind::kRms:
+    case spec::NormKind::kLayer:
+      return 1.0 / static_cast<double>(count);
+    case spec::NormKind::kL2:
+      return 1.0;
+  }
+  refuse_unknown("norm");
+}
+
+int32_t flags_of_epsilon(spec::EpsilonMode mode) {
+  switch (mode) {
+    case spec::EpsilonMode::kInsideSqrt:
+      return 0;
+    case spec::EpsilonMode::kClamp:
+      return kClamped;
+    case spec::EpsilonMode::kOutsideSqrt:
+      return kEpsilonOutside;
+  }
+  refuse_unknown("epsilon_mode");
+}
+
+// Without a norm the order makes no difference, and the kernels rotate last.
+int32_t flags_of_rotary(spec::RotaryOrder order, bool normed) {
+  switch (order) {
+    case spec::RotaryOrder::kNone:
+      return 0;
+    case spec::RotaryOrder::kAfterNorm:
+      return kRotatedLast;
+    case spec::RotaryOrder::kBeforeNorm:
+      return normed ? kRotatedFirst : kRotatedLast;
+  }
+  refuse_unknown("rotary_order");
+}
+
 }  // namespace
 
 Rows rows_of_projection(const void* data, int64_t length, int64_t heads, int64_t size) {
@@ -93,7 +151,7 @@ Rows rows_of_heads(const void* data, int64_t length, int64_t heads, int64_t size
 }
 
 bool needs_statistics(const PreparationPlan& plan) {
-  return plan.kind != spec::NormKind::kNone && (plan.hidden_axis || plan.groups > 1);
+  return normalises(plan.kind) && (plan.hidden_axis || plan.groups > 1);
 }
 
 int64_t group_size(const PreparationPlan& plan) {
@@ -102,23 +160,17 @@ int64_t group_size(const PreparationPlan& plan) {
 }
 
 int32_t side_flags(const PreparationPlan& plan) {
-  const bool normed = plan.kind != spec::NormKind::kNone;
-  int32_t flags = 0;
+  const bool normed = normalises(plan.kind);
+  int32_t flags = flags_of_kind(plan.kind) | flags_of_rotary(plan.rotary.order, normed);
+  if (normed) flags |= flags_of_epsilon(plan.epsilon_mode);
   const auto set = [&flags](bool condition, SideFlag flag) { flags |= condition ? flag : 0; };
-  set(normed, kNormalised);
-  set(plan.kind == spec::NormKind::kLayer, kCentred);
-  set(normed && plan.epsilon_mode == spec::EpsilonMode::kClamp, kClamped);
-  set(normed && plan.epsilon_mode == spec::EpsilonMode::kOutsideSqrt, kEpsilonOutside);
   set(plan.round_before_weight, kRounded);
   set(plan.weight.dtype != QKNORM_ABSENT, kWeight);
   set(plan.weight.dtype == QKNORM_FLOAT, kWeightFloat32);
   set(plan.bias.dtype != QKNORM_ABSENT, kBias);
   set(plan.bias.dtype == QKNORM_FLOAT, kBiasFloat32);
-  set(plan.rotary.order == spec::RotaryOrder::kBeforeNorm && normed, kRotatedFirst);
-  set(plan.rotary.order == spec::RotaryOrder::kBeforeNorm && !normed, kRotatedLast);
-  set(plan.rotary.order == spec::RotaryOrder::kAfterNorm, kRotatedLast);
   set(is_wide(plan.rotary.cos), kTableFloat32);
-  set(plan.rotary.order != spec::RotaryOrder::kNone && plan.rotary.table_width == plan.rotary.size, kTableWide);
+  set(rotates(plan.rotary.order) && plan.rotary.table_width == plan.rotary.size, kTableWide);
   set(plan.scale.dtype != QKNORM_ABSENT, kScale);
   set(is_wide(plan.scale), kScaleFloat32);
   return flags;
@@ -142,11 +194,11 @@ void Arguments::side(const PreparationPlan& plan, const Statistics& statistics) 
   integer(group);
   integer(side_flags(plan));
   real(plan.epsilon);
-  real(plan.kind == spec::NormKind::kL2 ? 1.0 : 1.0 / static_cast<double>(group));
+  real(inverse_count(plan.kind, group));
 }
 
 void Arguments::rotary(const RotaryPlan& plan) {
-  const bool rotated = plan.order != spec::RotaryOrder::kNone;
+  const bool rotated = rotates(plan.order);
   pointer(rotated ? plan.cos.data : nullptr);
   pointer(rotated ? plan.sin.data : nullptr);
   for (int axis = 0; axis < 3; ++axis) integer(rotated ? plan.cos.stride[axis] : 0);

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "kernels/cpu/check.h"
+#include "kernels/cpu/meaning.h"
 
 namespace qknorm::cuda {
 namespace {
@@ -54,13 +55,12 @@ int64_t padded_head(int64_t size) {
 int64_t divided_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
 
 bool is_plain(const PreparationPlan& plan) {
-  return plan.kind == spec::NormKind::kNone && plan.rotary.order == spec::RotaryOrder::kNone &&
-         plan.scale.dtype == QKNORM_ABSENT;
+  return !normalises(plan.kind) && !rotates(plan.rotary.order) && plan.scale.dtype == QKNORM_ABSENT;
 }
 
 // The kernels take one set of strides for both tables.
 void check_tables(const RotaryPlan& rotary) {
-  if (rotary.order == spec::RotaryOrder::kNone) return;
+  if (!rotates(rotary.order)) return;
   require(
       rotary.cos.dtype == rotary.sin.dtype && std::equal(rotary.cos.stride, rotary.cos.stride + 4, rotary.sin.stride),
       "cos and sin must have the same type and shape for the CUDA kernels");
@@ -205,7 +205,7 @@ class Attention {
     const int64_t longest = std::max(write_query ? p_.num_queries : 0, kv_kinds > 0 ? p_.num_new_keys : 0);
     if (longest == 0) return query;
     Features wanted = features(KernelKind::kPrepare);
-    wanted.interleaved = p_.query.rotary.order != spec::RotaryOrder::kNone && p_.query.rotary.interleaved;
+    wanted.interleaved = rotates(p_.query.rotary.order) && p_.query.rotary.interleaved;
     wanted.statistics = needs_statistics(p_.query) || needs_statistics(p_.key);
     Arguments a;
     a.side(p_.query, call_.statistics(p_.query, p_.dtype));
@@ -263,7 +263,7 @@ class Attention {
     a.positions(p_, cache_length_);
     for (const int64_t size : {p_.q_heads / p_.kv_heads, p_.head_size, p_.value_size}) a.integer(size);
     Features wanted = attention_features(KernelKind::kDecode);
-    wanted.interleaved = p_.query.rotary.order != spec::RotaryOrder::kNone && p_.query.rotary.interleaved;
+    wanted.interleaved = rotates(p_.query.rotary.order) && p_.query.rotary.interleaved;
     const Image& image = call_.choose(wanted, a);
     call_.launch(image, a, count, p_.kv_heads, p_.batch);
     if (count > 1) combine(image, partial, state, out, count);
@@ -303,14 +303,19 @@ AttentionProblem checked_problem(const spec::AttentionAttributes& attributes, co
   return problem;
 }
 
-std::string refuse_rotary(int64_t order, int64_t interleaved, int64_t offset, int64_t groups) {
-  if (order != static_cast<int64_t>(spec::RotaryOrder::kNone) && interleaved != 0 && offset % 2 != 0) {
+std::string refuse_rotary(spec::RotaryOrder order, int64_t interleaved, int64_t offset, int64_t groups) {
+  if (rotates(order) && interleaved != 0 && offset % 2 != 0) {
     return "interleaved rotary pairs from the odd offset " + std::to_string(offset) + " have no CUDA kernel";
   }
-  if (order == static_cast<int64_t>(spec::RotaryOrder::kBeforeNorm) && groups > 1) {
+  if (rotates_before_norm(order) && groups > 1) {
     return "norm_groups of a head that is rotated before its norm have no CUDA kernel";
   }
   return "";
+}
+
+template <class Attributes>
+spec::RotaryOrder order_of(const Attributes& checked) {
+  return static_cast<spec::RotaryOrder>(checked.rotary_order);
 }
 
 std::string refuse_dtype(int64_t dtype) {
@@ -325,16 +330,18 @@ void check_head(int64_t size) {
 }  // namespace
 
 std::string refusal(const spec::AttentionAttributes& a, int64_t dtype) {
-  std::string reason = refuse_dtype(dtype);
-  if (reason.empty() && a.softmax_precision == static_cast<int64_t>(spec::SoftmaxPrecision::kFloat64)) {
+  std::string reason = check_attributes(a);
+  if (reason.empty()) reason = refuse_dtype(dtype);
+  if (reason.empty() && needs_float64(static_cast<spec::SoftmaxPrecision>(a.softmax_precision))) {
     reason = "the CUDA kernels compute the softmax in float32: softmax_precision 'float64' has none";
   }
-  return reason.empty() ? refuse_rotary(a.rotary_order, a.rotary_interleaved, a.rotary_offset, a.norm_groups) : reason;
+  return reason.empty() ? refuse_rotary(order_of(a), a.rotary_interleaved, a.rotary_offset, a.norm_groups) : reason;
 }
 
 std::string refusal(const spec::RotaryAttributes& a, int64_t dtype) {
-  const std::string reason = refuse_dtype(dtype);
-  return reason.empty() ? refuse_rotary(a.rotary_order, a.rotary_interleaved, a.rotary_offset, a.norm_groups) : reason;
+  std::string reason = check_attributes(a);
+  if (reason.empty()) reason = refuse_dtype(dtype);
+  return reason.empty() ? refuse_rotary(order_of(a), a.rotary_interleaved, a.rotary_offset, a.norm_groups) : reason;
 }
 
 qknorm_attention_shapes attention_shapes(const spec::AttentionAttributes& attributes, const qknorm_tensor* inputs) {
@@ -387,7 +394,7 @@ void run_rotary(const spec::RotaryAttributes& attributes, const qknorm_tensor* i
   wanted.kernel = KernelKind::kPrepare;
   wanted.dtype = plan.dtype;
   wanted.padded = padded_head(plan.head_size);
-  wanted.interleaved = plan.rotary.order != spec::RotaryOrder::kNone && plan.rotary.interleaved;
+  wanted.interleaved = rotates(plan.rotary.order) && plan.rotary.interleaved;
   wanted.statistics = needs_statistics(plan);
   const Image& image = call.choose(wanted, a);
   call.launch(image, a, divided_up(plan.length, image.rows), plan.num_heads, plan.batch);

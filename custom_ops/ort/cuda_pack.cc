@@ -222,8 +222,10 @@ std::vector<unsigned char> Pack::parameter_block(const Image& image, const Argum
       case Parameter::Type::kFloat:
         append(&real, sizeof(real));
         break;
-      default:
+      case Parameter::Type::kPointer:
+      case Parameter::Type::kInt64:
         append(&value.integer, sizeof(value.integer));
+        break;
     }
   }
   const int64_t scratch = 0;

@@ -212,7 +212,7 @@ def test_wrong_shapes_are_an_invalid_argument(library_file: pathlib.Path) -> Non
         ("scale", float("nan"), "attribute scale must be finite"),
         ("q_norm", "batch", "attribute q_norm is 'batch'; it must be one of 'none', 'rms', 'layer', 'l2'"),
         ("q_norm", "l2", "a norm 'l2' with epsilon_mode 'inside_sqrt'"),
-        ("is_causal", 2, "attribute is_causal is 2; it must be 0 to 1"),
+        ("is_causal", 2, "attribute is_causal is 2; it must be 0 or 1"),
         ("left_window_size", [3], "attribute left_window_size is a list of ints; it must be an int"),
         ("softcap", -1.0, "attribute softcap is -1.0; it must not be negative (0 is off)"),
     ],

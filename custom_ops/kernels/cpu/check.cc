@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/cpu/check_tensors.h"
+#include "kernels/cpu/meaning.h"
 
 namespace qknorm {
 namespace {
@@ -52,7 +53,38 @@ std::string number(double value) {
   return text.back() == '.' ? text + "0" : text;
 }
 
-std::string check_choices(const spec::AttributeRow* rows, size_t count, const void* attributes) {
+// A field that is added to the spec does not compile before somebody has said here, and in the kernels, what it does.
+static_assert(
+    std::size(spec::kAttentionAttributes) == 22 && std::size(spec::kRotaryAttributes) == 12,
+    "the spec's fields are others than those that the kernels know: teach them the new ones, then count here");
+
+// For example `0 (none), 1 (rms)`.
+std::string choices_text(const spec::AttributeRow& row) {
+  std::string text;
+  for (size_t i = 0; i < row.choice_count; ++i) {
+    text += (i ? ", " : "") + std::to_string(i) + " (" + row.choices[i] + ")";
+  }
+  return text;
+}
+
+// What an integer attribute must be; empty where it is.
+std::string expected_integer(const spec::AttributeRow& row, int64_t value) {
+  switch (row.kind) {
+    case spec::AttributeKind::kChoice:
+      if (value >= 0 && value < static_cast<int64_t>(row.choice_count)) return "";
+      return "one of " + choices_text(row);
+    case spec::AttributeKind::kBoolean:
+      return value == 0 || value == 1 ? "" : "0 or 1";
+    case spec::AttributeKind::kInteger:
+      return value >= -kUnlimited && value <= kUnlimited ? "" : "within +- 2^40";
+    case spec::AttributeKind::kReal:
+      break;
+  }
+  return "a float";
+}
+
+// What comes in as a number is one that the spec knows, before anything is cast to an enumeration.
+std::string check_values(const spec::AttributeRow* rows, size_t count, const void* attributes) {
   for (size_t i = 0; i < count; ++i) {
     const spec::AttributeRow& row = rows[i];
     const char* field = static_cast<const char*>(attributes) + row.offset;
@@ -62,25 +94,44 @@ std::string check_choices(const spec::AttributeRow* rows, size_t count, const vo
       continue;
     }
     const int64_t value = *reinterpret_cast<const int64_t*>(field);
-    const int64_t limit = row.kind == spec::AttributeKind::kChoice ? static_cast<int64_t>(row.choice_count) : 2;
-    if (row.kind != spec::AttributeKind::kInteger && (value < 0 || value >= limit)) {
-      return std::string("attribute ") + row.name + " is " + std::to_string(value) + "; it must be 0 to " +
-             std::to_string(limit - 1);
-    }
-    if (row.kind == spec::AttributeKind::kInteger && (value < -kUnlimited || value > kUnlimited)) {
-      return std::string("attribute ") + row.name + " is " + std::to_string(value) + "; that is out of range";
+    const std::string expected = expected_integer(row, value);
+    if (!expected.empty()) {
+      return std::string("attribute ") + row.name + " is " + std::to_string(value) + "; it must be " + expected;
     }
   }
   return "";
 }
 
+// What is wrong with an epsilon under the root of a norm of this kind.
+std::string check_epsilon_inside(NormKind kind) {
+  switch (kind) {
+    case NormKind::kNone:
+    case NormKind::kRms:
+    case NormKind::kLayer:
+      return "";
+    case NormKind::kL2:
+      return "a norm 'l2' with epsilon_mode 'inside_sqrt' is spelled as 'rms' with epsilon / D and a weight of "
+             "1 / sqrt(D); use epsilon_mode 'clamp' or 'outside_sqrt'";
+  }
+  return "the kind of norm is unknown";
+}
+
+std::string check_epsilon(NormKind kind, double epsilon, EpsilonMode mode) {
+  if (epsilon < 0) return "an epsilon is " + number(epsilon) + "; it must not be negative";
+  switch (mode) {
+    case EpsilonMode::kInsideSqrt:
+      return check_epsilon_inside(kind);
+    case EpsilonMode::kClamp:
+    case EpsilonMode::kOutsideSqrt:
+      return "";
+  }
+  return "the epsilon_mode is unknown";
+}
+
 std::string check_preparation_attributes(const PreparationAttributes& a) {
   if (a.groups < 1) return "attribute norm_groups is " + std::to_string(a.groups) + "; it must be at least 1";
-  if (a.epsilon < 0) return "an epsilon is " + number(a.epsilon) + "; it must not be negative";
-  if (a.kind == NormKind::kL2 && a.epsilon_mode == EpsilonMode::kInsideSqrt) {
-    return "a norm 'l2' with epsilon_mode 'inside_sqrt' is spelled as 'rms' with epsilon / D and a weight of "
-           "1 / sqrt(D); use epsilon_mode 'clamp' or 'outside_sqrt'";
-  }
+  const std::string wrong = check_epsilon(a.kind, a.epsilon, a.epsilon_mode);
+  if (!wrong.empty()) return wrong;
   if (a.embedding_dim < 0 || a.offset < 0 || a.sections < 1) {
     return "attributes rotary_embedding_dim " + std::to_string(a.embedding_dim) + " and rotary_offset " +
            std::to_string(a.offset) + " must not be negative, rotary_sections " + std::to_string(a.sections) +
@@ -129,7 +180,7 @@ std::string plan_rotary(const PreparationAttributes& a, const PreparationInputs&
   RotaryPlan& rotary = plan->rotary;
   rotary.order = a.order;
   rotary.cos.dtype = rotary.sin.dtype = QKNORM_ABSENT;
-  if (a.order == RotaryOrder::kNone) {
+  if (!rotates(a.order)) {
     if (is_given(*in.cos)) return "cos is given, but rotary_order is 'none'";
     if (is_given(*in.sin)) return "sin is given, but rotary_order is 'none'";
     return "";
@@ -160,7 +211,7 @@ std::string plan_rotary(const PreparationAttributes& a, const PreparationInputs&
 // `in.x` has been checked to have three dimensions that split into the heads.
 std::string plan_preparation(const PreparationAttributes& a, const PreparationInputs& in, PreparationPlan* plan) {
   const qknorm_tensor& x = *in.x;
-  const bool normalised = a.kind != NormKind::kNone;
+  const bool normalised = normalises(a.kind);
   plan->x = x.data;
   plan->dtype = static_cast<int32_t>(x.dtype);
   plan->batch = x.dims[0];
@@ -170,12 +221,12 @@ std::string plan_preparation(const PreparationAttributes& a, const PreparationIn
   plan->kind = a.kind;
   plan->epsilon_mode = a.epsilon_mode;
   plan->epsilon = a.epsilon;
-  plan->hidden_axis = normalised && a.axis == NormAxis::kHidden;
+  plan->hidden_axis = normalised && spans_heads(a.axis);
   plan->groups = a.groups;
   const bool narrow = x.dtype == QKNORM_FLOAT16 || x.dtype == QKNORM_BFLOAT16;
-  plan->round_before_weight = narrow && a.weight_order == NormWeightOrder::kAfterCast;
+  plan->round_before_weight = narrow && rounds_before_weight(a.weight_order);
   if (plan->head_size < 1) return std::string(in.x_name) + " has shape " + shape_text(x) + "; its heads are empty";
-  const int64_t row = a.axis == NormAxis::kHidden ? x.dims[2] : plan->head_size;
+  const int64_t row = spans_heads(a.axis) ? x.dims[2] : plan->head_size;
   if (row % a.groups != 0) {
     return "norm_groups " + std::to_string(a.groups) + " does not divide the " + std::to_string(row) +
            " values of a normalised row of " + in.x_name;
@@ -217,7 +268,7 @@ std::string check_query_key_value(const spec::AttentionAttributes& a, const qkno
   if (value.dims[1] != key.dims[1]) {
     return "value has shape " + shape_text(value) + "; it needs as many positions as key " + shape_text(key);
   }
-  if (static_cast<RotaryOrder>(a.rotary_order) != RotaryOrder::kNone && key.dims[1] != query.dims[1]) {
+  if (rotates(static_cast<RotaryOrder>(a.rotary_order)) && key.dims[1] != query.dims[1]) {
     return "key has shape " + shape_text(key) +
            "; with a rotary embedding it shares the tables of the query and needs " + std::to_string(query.dims[1]) +
            " positions";
@@ -292,7 +343,7 @@ std::string plan_logits(const spec::AttentionAttributes& a, const qknorm_tensor*
 }  // namespace
 
 std::string check_attributes(const spec::AttentionAttributes& a) {
-  std::string wrong = check_choices(spec::kAttentionAttributes, std::size(spec::kAttentionAttributes), &a);
+  std::string wrong = check_values(spec::kAttentionAttributes, std::size(spec::kAttentionAttributes), &a);
   if (!wrong.empty()) return wrong;
   if (a.q_num_heads < 1 || a.kv_num_heads < 1) {
     return "attributes q_num_heads " + std::to_string(a.q_num_heads) + " and kv_num_heads " +
@@ -310,10 +361,10 @@ std::string check_attributes(const spec::AttentionAttributes& a) {
     return "attributes left_window_size " + std::to_string(a.left_window_size) + " and right_window_size " +
            std::to_string(a.right_window_size) + " must be at least 0, or -1 for no window";
   }
-  const bool has_norm = a.q_norm != 0 || a.k_norm != 0;
-  if (static_cast<RotaryOrder>(a.rotary_order) == RotaryOrder::kBeforeNorm) {
+  const bool has_norm = normalises(static_cast<NormKind>(a.q_norm)) || normalises(static_cast<NormKind>(a.k_norm));
+  if (rotates_before_norm(static_cast<RotaryOrder>(a.rotary_order))) {
     if (!has_norm) return "rotary_order 'before_norm' needs a norm; without one use 'after_norm'";
-    if (static_cast<NormAxis>(a.norm_axis) != NormAxis::kHead) {
+    if (spans_heads(static_cast<NormAxis>(a.norm_axis))) {
       return "rotary_order 'before_norm' needs norm_axis 'head': a hidden norm runs before the head split";
     }
   }
@@ -322,7 +373,7 @@ std::string check_attributes(const spec::AttentionAttributes& a) {
 }
 
 std::string check_attributes(const spec::RotaryAttributes& a) {
-  const std::string wrong = check_choices(spec::kRotaryAttributes, std::size(spec::kRotaryAttributes), &a);
+  const std::string wrong = check_values(spec::kRotaryAttributes, std::size(spec::kRotaryAttributes), &a);
   if (!wrong.empty()) return wrong;
   if (a.num_heads < 1) return "attribute num_heads is " + std::to_string(a.num_heads) + "; it must be at least 1";
   return check_preparation_attributes(preparation_of(a));
@@ -337,8 +388,7 @@ std::string make_attention_problem(const spec::AttentionAttributes& a, const qkn
   if (!wrong.empty()) return wrong;
   const qknorm_tensor& query = inputs[spec::kAttentionInputQuery];
   const qknorm_tensor& key = inputs[spec::kAttentionInputKey];
-  p->in_double =
-      p->dtype == QKNORM_DOUBLE || static_cast<SoftmaxPrecision>(a.softmax_precision) == SoftmaxPrecision::kFloat64;
+  p->in_double = p->dtype == QKNORM_DOUBLE || needs_float64(static_cast<SoftmaxPrecision>(a.softmax_precision));
   p->batch = query.dims[0];
   p->num_queries = query.dims[1];
   p->num_new_keys = key.dims[1];

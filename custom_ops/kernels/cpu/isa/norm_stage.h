@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cpu/isa/storage.h"
+#include "kernels/cpu/meaning.h"
 #include "kernels/cpu/problem.h"
 
 namespace qknorm {
@@ -52,9 +53,17 @@ QKNORM_INLINE Moments<C> moments_of(const C* x, int64_t count, C shift) {
   return tail;
 }
 
-// A root of a sum of squares (l2) or mean of squares, from parts that neither overflow nor vanish.
+// What the checks refuse and no kernel is asked for: a result that no test takes for a right one.
+inline constexpr double kUnknown = __builtin_nan("");
+
+// The square of a row's size, from the sum of its squares.
+QKNORM_INLINE double square_of_size(spec::NormKind kind, double total, int64_t count) {
+  return sums_squares(kind) ? total : total / static_cast<double>(count);
+}
+
+// A row's size, from parts that neither overflow nor vanish.
 template <class C>
-double careful_size(const C* x, int64_t count, double mean, bool as_sum) {
+double careful_size(spec::NormKind kind, const C* x, int64_t count, double mean) {
   double largest = 0;
   for (int64_t i = 0; i < count; ++i) {
     const double magnitude = __builtin_fabs(static_cast<double>(x[i]) - mean);
@@ -66,13 +75,13 @@ double careful_size(const C* x, int64_t count, double mean, bool as_sum) {
     const double part = (static_cast<double>(x[i]) - mean) / largest;
     total += part * part;
   }
-  return largest * __builtin_sqrt(as_sum ? total : total / static_cast<double>(count));
+  return largest * __builtin_sqrt(square_of_size(kind, total, count));
 }
 
 // x over max(size, TINY) of the reference: a row of zeros stays zero where epsilon is 0.
 QKNORM_INLINE double norm_factor(double size, double epsilon, spec::EpsilonMode mode) {
   constexpr double tiny = 2.2250738585072014e-308;
-  double denominator = size;
+  double denominator = kUnknown;
   switch (mode) {
     case spec::EpsilonMode::kInsideSqrt:
       denominator = epsilon > 0 ? __builtin_hypot(size, __builtin_sqrt(epsilon)) : size;
@@ -89,23 +98,25 @@ QKNORM_INLINE double norm_factor(double size, double epsilon, spec::EpsilonMode 
 
 template <class C>
 NormStatistics statistics_of_sums(const PreparationPlan& plan, const C* x, int64_t count, double mean, C squares) {
-  const bool as_sum = plan.kind == spec::NormKind::kL2;
   constexpr double low = sizeof(C) == 4 ? 1e-28 : 1e-280;
   constexpr double high = sizeof(C) == 4 ? 1e36 : 1e300;
   const double total = static_cast<double>(squares);
   if (!(total > low && total < high)) {
-    return {mean, norm_factor(careful_size(x, count, mean, as_sum), plan.epsilon, plan.epsilon_mode)};
+    return {mean, norm_factor(careful_size(plan.kind, x, count, mean), plan.epsilon, plan.epsilon_mode)};
   }
-  const double square = as_sum ? total : total / static_cast<double>(count);
-  if (plan.epsilon_mode == spec::EpsilonMode::kInsideSqrt) return {mean, 1.0 / __builtin_sqrt(square + plan.epsilon)};
-  return {mean, norm_factor(__builtin_sqrt(square), plan.epsilon, plan.epsilon_mode)};
+  const double square = square_of_size(plan.kind, total, count);
+  switch (plan.epsilon_mode) {
+    case spec::EpsilonMode::kInsideSqrt:
+      return {mean, 1.0 / __builtin_sqrt(square + plan.epsilon)};
+    case spec::EpsilonMode::kClamp:
+    case spec::EpsilonMode::kOutsideSqrt:
+      return {mean, norm_factor(__builtin_sqrt(square), plan.epsilon, plan.epsilon_mode)};
+  }
+  return {mean, kUnknown};
 }
 
 template <class C>
-QKNORM_INLINE NormStatistics norm_statistics(const PreparationPlan& plan, const C* x, int64_t count) {
-  if (plan.kind != spec::NormKind::kLayer) {
-    return statistics_of_sums(plan, x, count, 0.0, moments_of<C, false>(x, count, C(0)).squares);
-  }
+QKNORM_INLINE NormStatistics centred_statistics(const PreparationPlan& plan, const C* x, int64_t count) {
   // About the mean of the first and the last values: a power of two of them, so it is exact for a constant row, and an
   // outlier moves it by a part of itself only. What it is off by corrects both moments.
   constexpr int lanes = kLanes<C>;
@@ -114,6 +125,12 @@ QKNORM_INLINE NormStatistics norm_statistics(const PreparationPlan& plan, const 
   const C off = moments.sum / static_cast<C>(count);
   const C squares = larger(moments.squares - moments.sum * off, C(0));
   return statistics_of_sums(plan, x, count, static_cast<double>(shift + off), squares);
+}
+
+template <class C>
+QKNORM_INLINE NormStatistics norm_statistics(const PreparationPlan& plan, const C* x, int64_t count) {
+  if (centres(plan.kind)) return centred_statistics(plan, x, count);
+  return statistics_of_sums(plan, x, count, 0.0, moments_of<C, false>(x, count, C(0)).squares);
 }
 
 // A larger factor is applied in float64.

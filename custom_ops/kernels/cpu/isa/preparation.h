@@ -28,8 +28,7 @@ class Preparation {
   int64_t scratch_size() const { return 2 * plan_.head_size; }
 
   bool is_identity() const {
-    return plan_.kind == spec::NormKind::kNone && plan_.rotary.order == spec::RotaryOrder::kNone &&
-           plan_.scale.dtype == QKNORM_ABSENT;
+    return !normalises(plan_.kind) && !rotates(plan_.rotary.order) && plan_.scale.dtype == QKNORM_ABSENT;
   }
 
   const PreparationPlan& plan() const { return plan_; }
@@ -80,14 +79,11 @@ class Preparation {
 
   // Whether the norm's input is the row as it lies in memory.
   bool reads_in_place() const {
-    return plan_.kind != spec::NormKind::kNone && plan_.rotary.order != spec::RotaryOrder::kBeforeNorm &&
-           plan_.dtype == dtype_of<C>();
+    return normalises(plan_.kind) && !rotates_before_norm(plan_.rotary.order) && plan_.dtype == dtype_of<C>();
   }
 
   // Whether a row has one pair of statistics of its own.
-  bool has_one_statistic() const {
-    return plan_.kind != spec::NormKind::kNone && !plan_.hidden_axis && plan_.groups == 1;
-  }
+  bool has_one_statistic() const { return normalises(plan_.kind) && !plan_.hidden_axis && plan_.groups == 1; }
 
   const C* row_in_place(int64_t batch, int64_t head, int64_t position) const {
     return static_cast<const C*>(source(batch, head, position));
@@ -96,7 +92,7 @@ class Preparation {
   // The norm's input where it is not in place.
   void read_and_rotate(int64_t batch, int64_t head, int64_t position, C* scratch, C* out) const {
     read_row(plan_.dtype, source(batch, head, position), plan_.head_size, out);
-    if (plan_.rotary.order == spec::RotaryOrder::kBeforeNorm) {
+    if (rotates_before_norm(plan_.rotary.order)) {
       rotate_row(plan_.rotary, batch, head, position, scratch, out);
     }
   }
@@ -108,13 +104,13 @@ class Preparation {
     if (one_scale()) factor *= scale_at(batch, head, position);
     const bool in_one_pass = is_common() && normalise_and_rotate(batch, head, position, factor, known, x, scratch, out);
     if (in_one_pass) factor = 1;
-    if (!in_one_pass && plan_.kind != spec::NormKind::kNone) {
+    if (!in_one_pass && normalises(plan_.kind)) {
       // All that follows is linear: the factors can go into the norm's own.
       const bool folded = !plan_.round_before_weight;
       normalise(batch, head, position, folded ? factor : C(1), has_one_statistic() ? &known : nullptr, x, out);
       if (folded) factor = 1;
     }
-    if (!in_one_pass && plan_.rotary.order == spec::RotaryOrder::kAfterNorm) {
+    if (!in_one_pass && rotates_after_norm(plan_.rotary.order)) {
       rotate_row(plan_.rotary, batch, head, position, scratch, out);
     }
     if (plan_.scale.dtype != QKNORM_ABSENT && !one_scale()) scale(batch, head, position, scratch, out);
@@ -124,8 +120,8 @@ class Preparation {
   // The usual form: one group, then the rotary over the whole row in two halves.
   bool is_common() const {
     const RotaryPlan& rotary = plan_.rotary;
-    return plan_.kind != spec::NormKind::kNone && plan_.groups == 1 && !plan_.round_before_weight &&
-           rotary.order == spec::RotaryOrder::kAfterNorm && !rotary.interleaved && rotary.sections == 1 &&
+    return normalises(plan_.kind) && plan_.groups == 1 && !plan_.round_before_weight &&
+           rotates_after_norm(rotary.order) && !rotary.interleaved && rotary.sections == 1 &&
            rotary.size == plan_.head_size && plan_.head_size % (2 * kLanes<C>) == 0;
   }
 
@@ -252,7 +248,7 @@ class Preparation {
     } else {
       read_row(plan_.dtype, source(batch, 0, position), width, row);
     }
-    for (int64_t head = 0; plan_.rotary.order == spec::RotaryOrder::kBeforeNorm && head < plan_.num_heads; ++head) {
+    for (int64_t head = 0; rotates_before_norm(plan_.rotary.order) && head < plan_.num_heads; ++head) {
       rotate_row(plan_.rotary, batch, head, position, scratch, row + head * plan_.head_size);
     }
     const int64_t group = width / plan_.groups;
