@@ -70,7 +70,7 @@ generated: $(PACKAGE)
 	$(BIN)/python -m qknorm_onnx.spec.cpp_header --check
 
 docs: $(PACKAGE)
-	$(BIN)/python docs/generate.py --check
+	$(BIN)/python -m tools.generate_docs --check
 
 pytest: $(PACKAGE)
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)

@@ -76,7 +76,7 @@ def docs(session: nox.Session) -> None:
     """Generated files and tables equal what the code says."""
     install(session)
     session.run("python", "-m", "qknorm_onnx.spec.cpp_header", "--check")
-    session.run("python", "docs/generate.py", "--check")
+    session.run("python", "-m", "tools.generate_docs", "--check")
 
 
 @nox.session

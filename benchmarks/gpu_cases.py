@@ -16,9 +16,9 @@ from benchmarks.gpu_launcher import Launcher
 from qknorm_onnx.spec.cuda_support import cuda_refusal
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec
 from qknorm_onnx.spec.reference import qk_norm_attention
-from qknorm_onnx.spec.variant_inputs import Variant, example_inputs
 from qknorm_onnx.spec.variants import VARIANTS
-from qknorm_onnx.torch_export import eager, triton_attention
+from qknorm_onnx.spec.variants.variant import Variant, example_inputs
+from qknorm_onnx.torch_export.operators import eager, triton_attention
 
 TORCH_FACTOR, FLOOR_UNITS = 2, 4  # the error budget of qknorm_onnx/validation/error_budget.py
 EPSILON = 1e-6

@@ -21,7 +21,7 @@ from benchmarks.gpu_cases import FLOOR_UNITS, TORCH_FACTOR, Shape, relative_erro
 from benchmarks.gpu_report import Report
 from benchmarks.gpu_steps import COLUMNS, Plan
 from benchmarks.gpu_timing import enqueue_seconds
-from qknorm_onnx.torch_export.modules import QKNormAttention
+from qknorm_onnx.torch_export.operators.modules import QKNormAttention
 
 NEEDED = ("onnxruntime", "onnx", "onnx_ir", "onnxscript")
 

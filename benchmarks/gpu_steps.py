@@ -13,7 +13,7 @@ from benchmarks.gpu_cases import Case, Shape, cases, ours, prepared, relative_er
 from benchmarks.gpu_launcher import Launcher
 from benchmarks.gpu_report import Report, Row
 from benchmarks.gpu_timing import Timing, copy_bandwidth, enqueue_seconds, matmul_rate, timing
-from qknorm_onnx.torch_export import triton_attention
+from qknorm_onnx.torch_export.operators import triton_attention
 
 LEAST_SHARE_OF_COPY: Final = 0.8
 LEAST_SHARE_OF_MATMUL: Final = 0.55

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-__all__ = ["KernelPack", "build_info", "kernel_pack", "kernel_pack_path", "kernel_source_hash", "library_path"]
+__all__ = ["KernelPack", "build_info", "kernel_pack", "kernel_pack_path", "kernel_source_hash", "library_path", "pack_identity"]
 
 if __name__ != "qknorm_onnx.custom_ops":
     raise ImportError(f"import qknorm_onnx.custom_ops, not {__name__}: the folder is not a package of its own")
@@ -97,6 +97,11 @@ def kernel_pack() -> KernelPack:
         )
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}/manifest.json is damaged: {error!r}") from error
+
+
+def pack_identity() -> dict[str, object]:
+    """What the manifest of a pack says of the package that made it: the format, and the sources of its kernels."""
+    return {"format": PACK_FORMAT, "sources": kernel_source_hash()}
 
 
 def kernel_source_hash() -> str:

@@ -53,6 +53,7 @@ def _fail(message: str) -> int:
 
 
 def _compile(options: argparse.Namespace) -> int:
+    from qknorm_onnx.custom_ops import pack_identity
     from qknorm_onnx.custom_ops.kernels.cuda.image_report import markdown_table, report
     from qknorm_onnx.custom_ops.kernels.cuda.image_set import all_images
     from qknorm_onnx.custom_ops.kernels.cuda.kernel_pack import compile_images, write_pack
@@ -63,7 +64,7 @@ def _compile(options: argparse.Namespace) -> int:
     capabilities = [int(name.removeprefix("sm_")) for name in options.arch]
     compiled = list(compile_images(images, capabilities, jobs=options.jobs))
     if options.out:
-        size = write_pack(options.out, compiled)
+        size = write_pack(options.out, compiled, identity=pack_identity())
         print(f"{len(compiled)} images, {size / 1e6:.1f} MB in {options.out}")
     if not options.report:
         return 0

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from qknorm_onnx.spec.canonical import canonical
     from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
     from qknorm_onnx.torch_export.exporter import export
-    from qknorm_onnx.torch_export.modules import QKNormAttention
-    from qknorm_onnx.torch_export.translation import translation_table
+    from qknorm_onnx.torch_export.operators.modules import QKNormAttention
+    from qknorm_onnx.torch_export.operators.translation import translation_table
     from qknorm_onnx.validation.validate import ParityReport, validate
 
 __all__ = [

@@ -17,3 +17,13 @@ class FusionRequiredError(QKNormError):
     """`require_fusion` was asked for, and not every QK-Norm attention became one node."""
 
     exit_code = 1
+
+
+class ExportError(QKNormError):
+    """The module, its weights, the example inputs or the dynamic shapes stand in the way; the message says how to mend it."""
+
+
+def first_line(error: BaseException, *, limit: int = 300) -> str:
+    """What `error` says, on one line of at most `limit` characters, behind the name of its type."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text[:limit]}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from qknorm_onnx.graph.lowered_mark import read_mark
+from qknorm_onnx.graph.canonical.lowered_mark import read_mark
+from qknorm_onnx.graph.canonical.qk_norm_node import is_attention_node
 from qknorm_onnx.graph.model_file import ModelSource, load_model
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
-from qknorm_onnx.graph.qk_norm_node import is_attention_node
 from qknorm_onnx.graph.report import FusionReport
 
 

@@ -15,8 +15,8 @@ from qknorm_onnx.graph.model_file import ModelSource, load_model, model_as_proto
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
-from qknorm_onnx.graph.prover import Prover
 from qknorm_onnx.graph.report import FusedAttention, FusionReport
+from qknorm_onnx.graph.rewrite.prover import Prover
 from qknorm_onnx.lowering.registry import TARGETS, LoweringOutcome, lower
 
 PROVIDERS: Final = ("cpu", "cuda")

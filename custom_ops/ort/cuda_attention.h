@@ -1,4 +1,5 @@
-// Both operators as launches of the kernel pack's images: the same plan as export/torch_export/triton_attention.py.
+// Both operators as launches of the kernel pack's images: the plan of
+// export/torch_export/operators/triton_attention.py.
 #pragma once
 
 #include <functional>

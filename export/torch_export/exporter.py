@@ -14,16 +14,16 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
+from qknorm_onnx.errors import ExportError, first_line
 from qknorm_onnx.pipeline import Program, fuse
-from qknorm_onnx.torch_export.dynamic_shape_check import check_honoured, refused_by_torch
-from qknorm_onnx.torch_export.dynamic_shapes import DynamicShapes, dynamic_axes, enlarge, for_torch, output_names_of
-from qknorm_onnx.torch_export.errors import ExportError, first_line
 from qknorm_onnx.torch_export.huggingface.cached_decoder import CachedDecoder
-from qknorm_onnx.torch_export.mends import mended
-from qknorm_onnx.torch_export.module_names import forget_wrapper, name_expressions, name_outputs
-from qknorm_onnx.torch_export.signature_wrapper import ExplicitSignature, example_call
-from qknorm_onnx.torch_export.translation import translation_table
-from qknorm_onnx.torch_export.weight_check import check_weights
+from qknorm_onnx.torch_export.module.module_names import forget_wrapper, name_expressions, name_outputs
+from qknorm_onnx.torch_export.module.weight_check import check_weights
+from qknorm_onnx.torch_export.operators.translation import translation_table
+from qknorm_onnx.torch_export.patches.module_patches import mended
+from qknorm_onnx.torch_export.signatures.dynamic_shape_check import check_honoured, refused_by_torch
+from qknorm_onnx.torch_export.signatures.dynamic_shapes import DynamicShapes, dynamic_axes, enlarge, for_torch, output_names_of
+from qknorm_onnx.torch_export.signatures.signature_wrapper import ExplicitSignature, example_call
 
 DEFAULT_OPSET: Final = 20
 # The target "onnx" needs the operators RMSNormalization, RotaryEmbedding and Attention.
@@ -148,7 +148,7 @@ def _translations(opset: int) -> dict[Any, Any]:
     """Our own operators, and below opset 23, which has an operator for it, PyTorch's attention."""
     table: dict[Any, Any] = dict(translation_table())
     if opset < ATTENTION_OPSET:
-        from qknorm_onnx.torch_export.masked_attention import scaled_dot_product_attention
+        from qknorm_onnx.torch_export.patches.masked_attention import scaled_dot_product_attention
 
         table[torch.ops.aten.scaled_dot_product_attention.default] = scaled_dot_product_attention
     return table

@@ -15,7 +15,7 @@ from torch import nn
 
 from qknorm_onnx.spec.qk_norm_spec import QKNormSpec
 from qknorm_onnx.torch_export.huggingface import chameleon, cohere, gemma3, llama4, olmo2, qwen3
-from qknorm_onnx.torch_export.modules import QKNormAttention
+from qknorm_onnx.torch_export.operators.modules import QKNormAttention
 
 Reader = Callable[[Any], QKNormSpec | None]
 

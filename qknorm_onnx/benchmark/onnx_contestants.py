@@ -11,8 +11,8 @@ import onnx_ir as ir
 from qknorm_onnx.benchmark.contestant import Contestant, LeftOutError
 from qknorm_onnx.benchmark.problem import PARAMETERS, Problem, Tensor, Tensors, with_room
 from qknorm_onnx.errors import InputError
+from qknorm_onnx.graph.canonical.qk_norm_node import AttentionInputs, make_attention_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
-from qknorm_onnx.graph.qk_norm_node import AttentionInputs, make_attention_node
 from qknorm_onnx.lowering.registry import lower
 from qknorm_onnx.runtime.native_kernels import native_kernels_for
 from qknorm_onnx.runtime.session import create_session, import_onnxruntime

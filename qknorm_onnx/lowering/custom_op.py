@@ -6,10 +6,10 @@ from typing import Final
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.body_signature import IR_DTYPES
-from qknorm_onnx.graph.function_body import MINIMUM_OPSET, Inputs
-from qknorm_onnx.graph.known_fields import BODY_FIELDS
-from qknorm_onnx.lowering.target import Target
+from qknorm_onnx.graph.canonical.body_signature import IR_DTYPES
+from qknorm_onnx.graph.canonical.function_body import MINIMUM_OPSET, Inputs
+from qknorm_onnx.graph.canonical.known_fields import BODY_FIELDS
+from qknorm_onnx.lowering.emit.target import Target
 from qknorm_onnx.spec.attributes import Spec
 from qknorm_onnx.spec.cuda_support import CUDA_DTYPES, cuda_refusal, head_sizes
 from qknorm_onnx.spec.signature import KERNEL_DTYPES

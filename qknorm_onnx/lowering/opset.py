@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.passes.attach_bodies import onnx_opset
+from qknorm_onnx.graph.canonical.scopes import onnx_opset
 from qknorm_onnx.spec.signature import DOMAIN
 
 

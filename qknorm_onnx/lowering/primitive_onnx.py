@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from qknorm_onnx.graph.body_builder import BodyBuilder
-from qknorm_onnx.graph.function_body import MINIMUM_OPSET, emit_attention, emit_rotary
-from qknorm_onnx.graph.known_fields import BODY_FIELDS
-from qknorm_onnx.lowering.target import Emitted, LoweringRequest, Target
+from qknorm_onnx.graph.canonical.body_builder import BodyBuilder
+from qknorm_onnx.graph.canonical.function_body import MINIMUM_OPSET, emit_attention, emit_rotary
+from qknorm_onnx.graph.canonical.known_fields import BODY_FIELDS
+from qknorm_onnx.lowering.emit.target import Emitted, LoweringRequest, Target
 from qknorm_onnx.spec.qk_norm_spec import QKNormSpec
 
 

@@ -10,19 +10,26 @@ from typing import Final, get_args
 import onnx_ir as ir
 
 from qknorm_onnx.errors import InputError
-from qknorm_onnx.graph.body_builder import BodyBuilder, NamedSizes
-from qknorm_onnx.graph.body_signature import signature_of
-from qknorm_onnx.graph.known_fields import unknown_fields
-from qknorm_onnx.graph.lowered_mark import LoweredMark, write_mark
-from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass, canonical_nodes, onnx_opset, scopes
-from qknorm_onnx.graph.qk_norm_node import input_values, is_attention_node, is_prepared, read_attention_node, read_rotary_node
-from qknorm_onnx.lowering.contrib_core import CONTRIB_DOMAIN
+from qknorm_onnx.graph.canonical.body_builder import BodyBuilder, NamedSizes
+from qknorm_onnx.graph.canonical.body_signature import signature_of
+from qknorm_onnx.graph.canonical.known_fields import unknown_fields
+from qknorm_onnx.graph.canonical.lowered_mark import LoweredMark, write_mark
+from qknorm_onnx.graph.canonical.qk_norm_node import (
+    input_values,
+    is_attention_node,
+    is_prepared,
+    read_attention_node,
+    read_rotary_node,
+)
+from qknorm_onnx.graph.canonical.scopes import canonical_nodes, onnx_opset, scopes
+from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
+from qknorm_onnx.lowering.contrib.attention import CONTRIB_DOMAIN
+from qknorm_onnx.lowering.contrib.ort_contrib import ORT_CONTRIB
 from qknorm_onnx.lowering.custom_op import CUSTOM_OP, kernel_note, kernel_refusal
+from qknorm_onnx.lowering.emit.target import Emitted, LoweringRequest, RefusedLoweringError, Target
 from qknorm_onnx.lowering.opset import raise_opset
-from qknorm_onnx.lowering.ort_contrib import ORT_CONTRIB
 from qknorm_onnx.lowering.primitive_onnx import PRIMITIVE
-from qknorm_onnx.lowering.standard_onnx import STANDARD
-from qknorm_onnx.lowering.target import Emitted, LoweringRequest, RefusedLoweringError, Target
+from qknorm_onnx.lowering.standard.standard_onnx import STANDARD
 from qknorm_onnx.spec.attributes import Spec
 from qknorm_onnx.spec.qk_norm_spec import QKNormSpec, SpecError
 from qknorm_onnx.spec.signature import Provider

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from qknorm_onnx.graph.recognise.group_query_attention import NORM_INPUTS, norm_epsilon, normalises_inside
+from qknorm_onnx.graph.recognise.attention.group_query import NORM_INPUTS, norm_epsilon, normalises_inside
 
 
 def has_norms_inside(region: ir.Model) -> bool:

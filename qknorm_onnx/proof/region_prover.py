@@ -23,8 +23,8 @@ from typing import Final
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.prover import Proof
-from qknorm_onnx.graph.recognise.constants import MICROSOFT_DOMAIN
+from qknorm_onnx.graph.rewrite.prover import Proof
+from qknorm_onnx.graph.walk.constants import MICROSOFT_DOMAIN
 from qknorm_onnx.proof.comparison import Comparison
 from qknorm_onnx.proof.opened_norms import has_norms_inside, with_norms_in_front
 from qknorm_onnx.proof.region_inputs import RegionCase, region_cases

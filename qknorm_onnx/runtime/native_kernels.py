@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from qknorm_onnx import custom_ops
-from qknorm_onnx.graph.qk_norm_node import input_values, is_attention_node, read_attention_node, read_rotary_node
+from qknorm_onnx.graph.canonical.qk_norm_node import input_values, is_attention_node, read_attention_node, read_rotary_node
 from qknorm_onnx.spec.cuda_support import cuda_refusal, head_sizes
 from qknorm_onnx.spec.signature import DOMAIN, KERNEL_DTYPES, Dtype, Provider
 

@@ -9,9 +9,9 @@ import onnx_ir as ir
 import pytest
 
 from qknorm_onnx.cli.main import run
+from qknorm_onnx.graph.canonical.qk_norm_node import AttentionInputs, make_attention_node
 from qknorm_onnx.graph.model_file import save_model
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
-from qknorm_onnx.graph.qk_norm_node import AttentionInputs, make_attention_node
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec
 
 SPEC = QKNormSpec(

@@ -14,9 +14,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 import torch
 
+from qknorm_onnx.graph.canonical.qk_norm_node import AttentionInputs, make_attention_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
-from qknorm_onnx.graph.qk_norm_node import AttentionInputs, make_attention_node
-from qknorm_onnx.torch_export.eager import attention as torch_attention
+from qknorm_onnx.torch_export.operators.eager import attention as torch_attention
 from qknorm_onnx.validation.error_budget import budget
 from tests.contract.spec_cases import Array, Case
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec, SpecError
 from qknorm_onnx.spec.reference import qk_norm_attention
-from qknorm_onnx.spec.variant_inputs import OptionalInput, Variant, example_inputs, norm_gains
 from qknorm_onnx.spec.variants import VARIANTS
+from qknorm_onnx.spec.variants.variant import OptionalInput, Variant, example_inputs, norm_gains
 
 Array = np.ndarray[Any, Any]
 

@@ -10,13 +10,13 @@ import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from qknorm_onnx.graph.body_signature import signature_of
-from qknorm_onnx.graph.function_body import attention_body
-from qknorm_onnx.graph.qk_norm_node import node_signature, read_attention_node
+from qknorm_onnx.graph.canonical.body_signature import signature_of
+from qknorm_onnx.graph.canonical.function_body import attention_body
+from qknorm_onnx.graph.canonical.qk_norm_node import node_signature, read_attention_node
 from qknorm_onnx.lowering.registry import lower
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec, SpecError
 from qknorm_onnx.spec.signature import ATTENTION_INPUT_NAMES
-from qknorm_onnx.spec.variant_inputs import norm_gains
+from qknorm_onnx.spec.variants.variant import norm_gains
 from tests.contract.case_models import OPTIMISATION_LEVELS, errors, feeds_of, model_of, over_budget, run_ort
 from tests.contract.spec_cases import GROUPS, Case, case, group, optional, tables
 
@@ -119,8 +119,8 @@ def test_float32_parameters_of_half_precision_tensors():
 
 
 def _model_of_node(spec, graph_inputs, opset=18):
+    from qknorm_onnx.graph.canonical.qk_norm_node import AttentionInputs, make_attention_node
     from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
-    from qknorm_onnx.graph.qk_norm_node import AttentionInputs, make_attention_node
 
     node = make_attention_node(spec, AttentionInputs(**graph_inputs), name="node")
     imports = {"": opset, "ai.qknorm": 1}

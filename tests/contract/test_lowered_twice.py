@@ -11,14 +11,14 @@ import onnx_ir as ir
 import pytest
 
 import qknorm_onnx as qk
-from qknorm_onnx.graph.lowered_mark import MARK_KEY, read_mark, write_mark
+from qknorm_onnx.graph.canonical.lowered_mark import MARK_KEY, read_mark, write_mark
 from qknorm_onnx.graph.model_file import save_model
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
-from qknorm_onnx.graph.prover import Proof
+from qknorm_onnx.graph.rewrite.prover import Proof
 from qknorm_onnx.inspection import inspect_model
 from qknorm_onnx.lowering.registry import TARGETS
 from qknorm_onnx.spec.qk_norm_spec import NormSpec, RotarySpec
-from qknorm_onnx.spec.variant_inputs import norm_gains
+from qknorm_onnx.spec.variants.variant import norm_gains
 from tests.contract.case_models import feeds_of, model_of, over_budget, run_ort
 from tests.contract.spec_cases import case, optional, tables
 

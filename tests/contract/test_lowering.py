@@ -12,16 +12,16 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from qknorm_onnx.errors import InputError
-from qknorm_onnx.graph.known_fields import BODY_FIELDS
+from qknorm_onnx.graph.canonical.known_fields import BODY_FIELDS
+from qknorm_onnx.graph.canonical.qk_norm_node import RotaryInputs, make_rotary_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
-from qknorm_onnx.graph.qk_norm_node import RotaryInputs, make_rotary_node
 from qknorm_onnx.lowering import custom_op
+from qknorm_onnx.lowering.emit.target import Emitted, Target
 from qknorm_onnx.lowering.lower_pass import LowerPass
 from qknorm_onnx.lowering.registry import TARGETS, UnknownTargetError, lower
-from qknorm_onnx.lowering.target import Emitted, Target
 from qknorm_onnx.spec.qk_norm_spec import NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
 from qknorm_onnx.spec.reference import qk_norm_rotary
-from qknorm_onnx.spec.variant_inputs import norm_gains
+from qknorm_onnx.spec.variants.variant import norm_gains
 from tests.contract.case_models import error, errors, feeds_of, model_of, over_budget, run_ort
 from tests.contract.spec_cases import GROUPS, case, group, optional, tables
 

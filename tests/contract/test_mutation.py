@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from qknorm_onnx.graph.body_signature import overload_name
-from qknorm_onnx.graph.qk_norm_node import node_signature
+from qknorm_onnx.graph.canonical.body_signature import overload_name
+from qknorm_onnx.graph.canonical.qk_norm_node import node_signature
 from qknorm_onnx.spec.attributes import AttributeField, attribute_fields, from_attributes, to_attributes
 from qknorm_onnx.spec.canonical import canonical
 from qknorm_onnx.spec.cpp_header import choices_of

@@ -9,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from qknorm_onnx.graph.canonical.qk_norm_node import RotaryInputs, make_rotary_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
-from qknorm_onnx.graph.qk_norm_node import RotaryInputs, make_rotary_node
 from qknorm_onnx.lowering.registry import lower
 from qknorm_onnx.spec.qk_norm_spec import NormSpec, QKNormRotarySpec, RotarySpec
-from qknorm_onnx.spec.variant_inputs import norm_gains
+from qknorm_onnx.spec.variants.variant import norm_gains
 from tests.contract.case_models import error, feeds_of, over_budget, rounded, run_ort
 from tests.contract.named_sizes import lowered, named_model, with_unused_entries
 from tests.contract.spec_cases import GROUPS, case, group, optional, tables

@@ -13,12 +13,12 @@ import onnxruntime as ort
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
+from qknorm_onnx.graph.canonical.qk_norm_node import RotaryInputs, make_rotary_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
-from qknorm_onnx.graph.qk_norm_node import RotaryInputs, make_rotary_node
-from qknorm_onnx.lowering import contrib_core
+from qknorm_onnx.lowering.contrib import attention as contrib_core
 from qknorm_onnx.lowering.registry import lower
 from qknorm_onnx.spec.qk_norm_spec import NormSpec, QKNormRotarySpec, RotarySpec
-from qknorm_onnx.spec.variant_inputs import norm_gains
+from qknorm_onnx.spec.variants.variant import norm_gains
 from tests.contract.case_models import IR_TYPES, feeds_of, over_budget, run_ort
 from tests.contract.named_sizes import lowered, named_model, with_unused_entries
 from tests.contract.spec_cases import case, optional, tables

@@ -13,7 +13,7 @@ from qknorm_onnx.spec import reference
 from qknorm_onnx.spec.attributes import attribute_fields, to_attributes
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
 from qknorm_onnx.spec.signature import ATTENTION_INPUT_NAMES
-from qknorm_onnx.torch_export.torch_op import (
+from qknorm_onnx.torch_export.operators.torch_op import (
     decode_attention_spec,
     decode_rotary_spec,
     encode_spec,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from qknorm_onnx.torch_export.errors import ExportError
+from qknorm_onnx.errors import ExportError
 from qknorm_onnx.torch_export.exporter import export_graph
 
 

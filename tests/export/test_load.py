@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from qknorm_onnx.torch_export.errors import ExportError
+from qknorm_onnx.errors import ExportError
 from qknorm_onnx.torch_export.exporter import export_graph
 from qknorm_onnx.torch_export.load import load_source
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from qknorm_onnx.torch_export.complex_rotary import ComplexPair, RealArithmetic
-from qknorm_onnx.torch_export.errors import ExportError
+from qknorm_onnx.errors import ExportError
 from qknorm_onnx.torch_export.exporter import export_graph
-from qknorm_onnx.torch_export.mends import mended
+from qknorm_onnx.torch_export.patches.complex_rotary import ComplexPair, RealArithmetic
+from qknorm_onnx.torch_export.patches.module_patches import mended
 
 
 class ComplexRotary(nn.Module):

@@ -12,7 +12,7 @@ from torch import nn
 import qknorm_onnx as qk
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec, SpecError
 from qknorm_onnx.torch_export.exporter import export_graph
-from qknorm_onnx.torch_export.modules import QKNormAttention
+from qknorm_onnx.torch_export.operators.modules import QKNormAttention
 from qknorm_onnx.torch_export.spec_from_module import read_specs
 
 BATCH_AND_LENGTH = {0: "batch", 1: "sequence"}

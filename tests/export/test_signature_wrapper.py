@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from qknorm_onnx.torch_export.errors import ExportError
+from qknorm_onnx.errors import ExportError
 from qknorm_onnx.torch_export.exporter import export_graph
-from qknorm_onnx.torch_export.signature_wrapper import ExplicitSignature, example_call, named_outputs
+from qknorm_onnx.torch_export.signatures.signature_wrapper import ExplicitSignature, example_call, named_outputs
 
 
 class Pair(NamedTuple):

@@ -11,7 +11,7 @@ from torch import nn
 
 from qknorm_onnx.spec import reference
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec
-from qknorm_onnx.torch_export.modules import QKNormAttention
+from qknorm_onnx.torch_export.operators.modules import QKNormAttention
 from qknorm_onnx.torch_export.spec_from_module import ReaderRegistry, read_specs
 
 LAYER = "model.model.layers.{}.self_attn"

@@ -11,7 +11,7 @@ from torch import nn
 import qknorm_onnx as qk
 from qknorm_onnx.spec import reference
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec
-from qknorm_onnx.torch_export.torch_op import qk_norm_attention, qk_norm_attention_with_present, qk_norm_rotary
+from qknorm_onnx.torch_export.operators.torch_op import qk_norm_attention, qk_norm_attention_with_present, qk_norm_rotary
 
 SPEC = QKNormSpec(
     attention=AttentionSpec(q_num_heads=4, kv_num_heads=2, scale=0.3, is_causal=True, left_window_size=2, softcap=5.0),

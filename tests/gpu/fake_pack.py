@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from qknorm_onnx.custom_ops import pack_identity
 from qknorm_onnx.custom_ops.kernels.cuda.compile_image import CompiledImage
 from qknorm_onnx.custom_ops.kernels.cuda.image_set import Image, all_images
 from qknorm_onnx.custom_ops.kernels.cuda.kernel_pack import write_pack
@@ -31,7 +32,9 @@ def fake_image(image: Image, capability: int) -> CompiledImage:
 
 def write_fake_pack(folder: pathlib.Path, *, capabilities: Sequence[int]) -> None:
     """Writes the pack of all images."""
-    write_pack(folder, (fake_image(image, capability) for capability in capabilities for image in all_images()))
+    write_pack(
+        folder, (fake_image(image, capability) for capability in capabilities for image in all_images()), identity=pack_identity()
+    )
 
 
 def images_by_content(folder: pathlib.Path) -> dict[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ from benchmarks.gpu_cases import Shape, ours
 from qknorm_onnx.custom_ops.kernels.cuda.machine_code import read_machine_code
 from qknorm_onnx.custom_ops.kernels.cuda.tiles import Tile
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec
-from qknorm_onnx.torch_export import triton_attention
+from qknorm_onnx.torch_export.operators import triton_attention
 
 TARGET = GPUTarget("cuda", 90, 32)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from qknorm_onnx.spec.reference import qk_norm_attention, qk_norm_rotary
-from qknorm_onnx.torch_export import eager
+from qknorm_onnx.torch_export.operators import eager
 from qknorm_onnx.validation.error_budget import TORCH_FACTOR, floor
 
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

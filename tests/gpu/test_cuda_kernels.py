@@ -12,8 +12,8 @@ from qknorm_onnx.custom_ops.kernels.cuda.tiles import Tile
 from qknorm_onnx.spec.cuda_support import cuda_refusal
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
 from qknorm_onnx.spec.reference import qk_norm_attention
-from qknorm_onnx.torch_export import triton_attention
-from qknorm_onnx.torch_export.triton_attention import Choices
+from qknorm_onnx.torch_export.operators import triton_attention
+from qknorm_onnx.torch_export.operators.triton_attention import Choices
 from tests.contract import spec_cases
 from tests.gpu.judge import check_attention, check_rotary, rounded, to_float64, to_torch
 

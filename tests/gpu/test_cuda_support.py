@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from qknorm_onnx import custom_ops
-from qknorm_onnx.graph.qk_norm_node import is_attention_node
+from qknorm_onnx.graph.canonical.qk_norm_node import is_attention_node
 from qknorm_onnx.lowering.registry import lower
 from qknorm_onnx.runtime.environment import examine
 from qknorm_onnx.runtime.native_kernels import native_kernels_for
 from qknorm_onnx.runtime.placement import expected_placements
 from qknorm_onnx.spec import signature
-from qknorm_onnx.torch_export import torch_op
+from qknorm_onnx.torch_export.operators import torch_op
 from tests.contract.case_models import model_of
 from tests.contract.spec_cases import case
 from tests.gpu.judge import check_attention, check_rotary, rounded, to_torch

@@ -13,8 +13,8 @@ import onnxruntime
 import torch
 from onnx_ir.passes.common import unused_removal as remove_unused
 
-from qknorm_onnx.graph.recognise.index_terms import Apply, Dimension, Linear
-from qknorm_onnx.graph.recognise.mask import MaskContext, MaskFragment, recognise_mask
+from qknorm_onnx.graph.recognise.masks.mask import MaskContext, MaskFragment, recognise_mask
+from qknorm_onnx.graph.symbolic.terms import Apply, Dimension, Linear
 
 INFINITY = float("-inf")
 Inputs: TypeAlias = tuple[torch.Tensor, ...]

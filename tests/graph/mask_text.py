@@ -9,8 +9,8 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from qknorm_onnx.graph.recognise.index_terms import Dimension, Linear, form_of
-from qknorm_onnx.graph.recognise.mask import MaskContext, MaskFragment, recognise_mask
+from qknorm_onnx.graph.recognise.masks.mask import MaskContext, MaskFragment, recognise_mask
+from qknorm_onnx.graph.symbolic.terms import Dimension, Linear, form_of
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
 INPUTS = (

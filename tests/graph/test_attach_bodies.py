@@ -7,10 +7,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from qknorm_onnx.graph.canonical.qk_norm_node import RotaryInputs, make_rotary_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
-from qknorm_onnx.graph.qk_norm_node import RotaryInputs, make_rotary_node
 from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, SpecError
-from qknorm_onnx.spec.variant_inputs import norm_gains
+from qknorm_onnx.spec.variants.variant import norm_gains
 from tests.contract.case_models import errors, feeds_of, model_of, run_ort
 from tests.contract.spec_cases import case, group
 

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from docs import coverage_table
-from docs.coverage_table import PARITY, Row, cells_of, read_rows
-from docs.zoo_entry import measure
-from docs.zoo_facts import KNOWN_FAILURES, LOOK_ALIKES, NOT_EXPORTED, facts
+from tools import coverage_table
+from tools.coverage_table import PARITY, Row, cells_of, read_rows
+from tools.zoo_entry import measure
+from tools.zoo_facts import KNOWN_FAILURES, LOOK_ALIKES, NOT_EXPORTED, facts
 
 QUICK = ["h_rms_perhead_gqa", "h_dynamic_tanh"]
 FUSED_BAR = 0.95

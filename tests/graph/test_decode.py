@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from docs.zoo_facts import facts
 from qknorm_onnx.torch_export.exporter import export_graph
 from tests.graph.zoo_export import fused, run
+from tools.zoo_facts import facts
 
 AXES = ({0: "batch"}, {0: "batch"}, {0: "batch", 1: "past+1"})
 PAST = {0: "batch", 2: "past"}

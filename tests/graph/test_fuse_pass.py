@@ -11,8 +11,8 @@ import pytest
 from qknorm_onnx.graph.passes import fuse as fuse_module
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
-from qknorm_onnx.graph.prover import Proof
-from qknorm_onnx.graph.replacement import build_replacement
+from qknorm_onnx.graph.rewrite.prover import Proof
+from qknorm_onnx.graph.rewrite.replacement import build_replacement
 from tests.graph.attention_text import HALVES, NO_ROTARY, RMS, SCORES, Spelling, attention_model, fused, run
 
 IDENTITY = "{y} = Identity({x})\n"

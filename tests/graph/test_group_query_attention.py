@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qknorm_onnx.graph import row_lengths
 from qknorm_onnx.graph.passes import fuse as fuse_module
-from qknorm_onnx.graph.replacement import build_replacement
+from qknorm_onnx.graph.rewrite import row_lengths
+from qknorm_onnx.graph.rewrite.replacement import build_replacement
 from tests.graph.attention_text import fused, run
 
 NORM = "LayerNormalization<axis=-1, epsilon=0.001>"
@@ -178,7 +178,7 @@ def test_wrong_position_is_refused(monkeypatch, offset):
             ),
         )
 
-    monkeypatch.setattr("qknorm_onnx.graph.replacement.build_row_cache", wrong)
+    monkeypatch.setattr("qknorm_onnx.graph.rewrite.replacement.build_row_cache", wrong)
     _, report = fused(attention())
     assert not report.fused and report.refused
 

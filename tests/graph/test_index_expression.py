@@ -10,9 +10,9 @@ import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from qknorm_onnx.graph.recognise.index_algebra import at_least_zero, both, either, is_zero, negate, proven_nonnegative, settle
-from qknorm_onnx.graph.recognise.index_expression import IndexReader
-from qknorm_onnx.graph.recognise.index_terms import (
+from qknorm_onnx.graph.symbolic.algebra import at_least_zero, both, either, is_zero, negate, proven_nonnegative, settle
+from qknorm_onnx.graph.symbolic.expression import IndexReader
+from qknorm_onnx.graph.symbolic.terms import (
     FALSE,
     TRUE,
     Apply,
@@ -286,7 +286,7 @@ def test_a_rule_that_looks_into_a_value_is_used_at_all() -> None:
 
 
 def test_tables_that_are_bands() -> None:
-    from qknorm_onnx.graph.recognise.index_tensor import constant_tensor
+    from qknorm_onnx.graph.symbolic.tensor import constant_tensor
 
     for rows, columns, lower, upper in [(4, 4, 9, 0), (4, 6, 1, 2), (5, 3, 0, 0), (3, 7, 9, 4), (4, 4, -1, 9)]:
         ahead = np.arange(columns)[None] - np.arange(rows)[:, None]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from qknorm_onnx.graph.recognise.mask import MaskContext
+from qknorm_onnx.graph.recognise.masks.mask import MaskContext
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")

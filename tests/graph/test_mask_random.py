@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qknorm_onnx.graph.recognise.mask import MaskContext, recognise_mask
+from qknorm_onnx.graph.recognise.masks.mask import MaskContext, recognise_mask
 from tests.graph.mask_text import SIZE, build, check_described, recognised
 
 

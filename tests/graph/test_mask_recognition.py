@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qknorm_onnx.graph.recognise.index_terms import Dimension, Linear, form_of
-from qknorm_onnx.graph.recognise.mask import MaskContext, recognise_mask
+from qknorm_onnx.graph.recognise.masks.mask import MaskContext, recognise_mask
+from qknorm_onnx.graph.symbolic.terms import Dimension, Linear, form_of
 from tests.graph.mask_text import SIZE, TOTAL, build, check_described, recognised
 
 # body -> (is_causal, left, right, alignment, residual values)

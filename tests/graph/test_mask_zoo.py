@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qknorm_onnx.graph.recognise.mask import MaskContext
+from qknorm_onnx.graph.recognise.masks.mask import MaskContext
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")

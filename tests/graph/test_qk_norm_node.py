@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from qknorm_onnx.graph.body_signature import overload_name
-from qknorm_onnx.graph.qk_norm_node import (
+from qknorm_onnx.graph.canonical.body_signature import overload_name
+from qknorm_onnx.graph.canonical.qk_norm_node import (
     AttentionInputs,
     RotaryInputs,
     input_values,

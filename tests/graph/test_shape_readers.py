@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from qknorm_onnx.graph.shape_readers import redirect_shape_readers
+from qknorm_onnx.graph.rewrite.shape_readers import redirect_shape_readers
 from tests.graph.zoo_export import assert_in_order
 
 TEXT = """<ir_version: 10, opset_import: ["" : 20]>

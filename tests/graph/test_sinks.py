@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from qknorm_onnx.graph.recognise.sinks import read_sink_column
+from qknorm_onnx.graph.recognise.attention.sinks import read_sink_column
 
 TEXT = """<ir_version: 10, opset_import: ["" : 20]>
 g (float[batch,4,{s},t] scores, float[{sinks}] sinks, int64[4] dims) => (float[batch,4,{s},u] logits)

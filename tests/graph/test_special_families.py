@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from qknorm_onnx.graph.qk_norm_node import (
+from qknorm_onnx.graph.canonical.qk_norm_node import (
     AttentionInputs,
     RotaryInputs,
     input_values,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from docs.zoo_facts import LOOK_ALIKES, NOT_EXPORTED, facts, named_entries
 from tests.graph.zoo_export import assert_parity, exported, fused
+from tools.zoo_facts import LOOK_ALIKES, NOT_EXPORTED, facts, named_entries
 
 # Exported by other tests of the default run, or twins of entries that are.
 QUICK = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from docs.native_nodes import NativeNodes
-from docs.zoo_entry import Measured, exported, nodes_alone, whole_model
-from docs.zoo_facts import KNOWN_FAILURES, LOOK_ALIKES, NOT_EXPORTED
 from qknorm_onnx import custom_ops
 from qknorm_onnx.runtime.half_precision import convert_dtype
 from qknorm_onnx.runtime.placement import node_placements
+from tools.native_nodes import NativeNodes
+from tools.zoo_entry import Measured, exported, nodes_alone, whole_model
+from tools.zoo_facts import KNOWN_FAILURES, LOOK_ALIKES, NOT_EXPORTED
 
 COLUMNS = {"float32": "fp32", "float16": "fp16"}
 # L2 with a learned temperature; two streams prepared one by one.

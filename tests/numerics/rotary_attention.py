@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from qknorm_onnx.graph.canonical.qk_norm_node import AttentionInputs, make_attention_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
-from qknorm_onnx.graph.qk_norm_node import AttentionInputs, make_attention_node
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec
 
 HEADS, KV_HEADS, HEAD_SIZE, WIDTH, WINDOW, EPSILON = 4, 2, 16, 24, 4, 1e-5

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from qknorm_onnx.graph.qk_norm_node import is_attention_node
+from qknorm_onnx.graph.canonical.qk_norm_node import is_attention_node
 from qknorm_onnx.validation.validate import validate
 from tests.numerics.rotary_attention import RotaryAttention, changed, example, graph_of, right_spec
 

@@ -10,8 +10,8 @@ import pytest
 
 import qknorm_onnx as qk
 from qknorm_onnx import custom_ops
+from qknorm_onnx.graph.canonical.qk_norm_node import AttentionInputs, RotaryInputs, make_attention_node, make_rotary_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
-from qknorm_onnx.graph.qk_norm_node import AttentionInputs, RotaryInputs, make_attention_node, make_rotary_node
 from qknorm_onnx.runtime.placement import node_placements
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec
 

@@ -8,8 +8,8 @@ import onnx_ir as ir
 import pytest
 
 import qknorm_onnx as qk
+from qknorm_onnx.graph.canonical.qk_norm_node import AttentionInputs, make_attention_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
-from qknorm_onnx.graph.qk_norm_node import AttentionInputs, make_attention_node
 from qknorm_onnx.runtime.native_kernels import native_kernels_for
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec
 from qknorm_onnx.spec.reference import qk_norm_attention

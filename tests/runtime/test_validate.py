@@ -207,8 +207,8 @@ class Normalised(torch.nn.Module):
 
 
 def normalised_graph(module: Normalised) -> ir.Model:
+    from qknorm_onnx.graph.canonical.qk_norm_node import AttentionInputs, make_attention_node
     from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
-    from qknorm_onnx.graph.qk_norm_node import AttentionInputs, make_attention_node
     from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec
 
     names = [oh.make_node("MatMul", ["x", f"{name}.weight"], [name]) for name in "qkv"]

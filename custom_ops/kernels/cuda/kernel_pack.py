@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, Final
 
 import triton
 
-from qknorm_onnx.custom_ops import PACK_FORMAT, kernel_source_hash
 from qknorm_onnx.custom_ops.kernels.cuda.compile_image import CompiledImage, compile_image
 from qknorm_onnx.custom_ops.kernels.cuda.image_set import PADDED_HEADS, Image, parameters
 
@@ -33,8 +32,11 @@ def compile_images(images: Sequence[Image], capabilities: Sequence[int], *, jobs
         yield from pool.map(compile_image, *zip(*work, strict=True))
 
 
-def write_pack(folder: pathlib.Path, compiled: Iterable[CompiledImage]) -> int:
-    """Writes the pack to `folder` and returns its size in bytes. Files of an older pack there are removed."""
+def write_pack(folder: pathlib.Path, compiled: Iterable[CompiledImage], *, identity: Mapping[str, object]) -> int:
+    """Writes the pack to `folder` and returns its size in bytes. Files of an older pack there are removed.
+
+    `identity` is `custom_ops.pack_identity()`: kernels know nothing of the package around them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for old in (*folder.glob("*.cubin"), *folder.glob("*.ptx")):
         old.unlink()
@@ -51,9 +53,8 @@ def write_pack(folder: pathlib.Path, compiled: Iterable[CompiledImage]) -> int:
         if each.capability == lowest < FIRST_EXACT and has_ptx(each.image):
             entries.append(image_entry(folder, each, each.ptx.encode() + b"\0", "ptx", number))
     manifest = {
-        "format": PACK_FORMAT,
+        **identity,
         "triton": triton.__version__,
-        "sources": kernel_source_hash(),
         "parameter_lists": lists,
         "images": entries,
     }

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qknorm_onnx.torch_export.errors import ExportError
+from qknorm_onnx.errors import ExportError
 
 LayerCache = Mapping[str, Tensor]
 

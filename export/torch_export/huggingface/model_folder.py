@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from qknorm_onnx.torch_export.errors import ExportError, first_line
-from qknorm_onnx.torch_export.weight_check import check_weights
+from qknorm_onnx.errors import ExportError, first_line
+from qknorm_onnx.torch_export.module.weight_check import check_weights
 
 
 def load_model_folder(folder: Path, *, dtype: torch.dtype | None = None) -> tuple[Any, tuple[str, ...]]:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from qknorm_onnx.graph.body_signature import overload_name
-from qknorm_onnx.graph.function_body import attention_body, rotary_body
-from qknorm_onnx.graph.qk_norm_node import (
+from qknorm_onnx.graph.canonical.body_signature import overload_name
+from qknorm_onnx.graph.canonical.function_body import attention_body, rotary_body
+from qknorm_onnx.graph.canonical.qk_norm_node import (
     is_attention_node,
-    is_rotary_node,
     node_signature,
     read_attention_node,
     read_rotary_node,
 )
+from qknorm_onnx.graph.canonical.scopes import canonical_nodes, onnx_opset, scopes
 from qknorm_onnx.spec.qk_norm_spec import SpecError
 from qknorm_onnx.spec.signature import DOMAIN, VERSION
 
@@ -69,25 +69,6 @@ def _inline_callers(model: ir.Model) -> None:
                 found = True
     if callers:
         InlinePass(criteria=lambda function: function.identifier() in callers)(model)
-
-
-def scopes(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:
-    """The graph and the functions that are not bodies of canonical nodes: wherever a canonical node may be."""
-    yield model.graph
-    yield from [function for function in model.functions.values() if function.domain != DOMAIN]
-
-
-def canonical_nodes(scope: ir.Graph | ir.Function) -> list[ir.Node]:
-    """The canonical nodes of a graph or function, those in subgraphs of If, Loop and Scan included, in order."""
-    return [node for node in scope.all_nodes() if is_attention_node(node) or is_rotary_node(node)]
-
-
-def onnx_opset(model: ir.Model) -> int:
-    """The version of the ONNX operators that the model imports. Raises SpecError if it imports none."""
-    version = model.opset_imports.get("")
-    if version is None:
-        raise SpecError("the model imports no ONNX opset; add one of version 18 or newer")
-    return version
 
 
 def _attach(node: ir.Node, bodies: dict[ir.OperatorIdentifier, ir.Function], *, opset: int) -> None:

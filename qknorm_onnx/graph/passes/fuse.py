@@ -11,22 +11,24 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from qknorm_onnx.graph import report as reports
-from qknorm_onnx.graph.lowered_mark import LoweredMark, read_mark
-from qknorm_onnx.graph.match import Core, Declined, Plain, QKNormMatch, Recognition
-from qknorm_onnx.graph.node_builder import replace_value
+from qknorm_onnx.graph.canonical.lowered_mark import LoweredMark, read_mark
+from qknorm_onnx.graph.canonical.qk_norm_node import is_attention_node, is_prepared, preparations, read_attention_node
+from qknorm_onnx.graph.match.attention_core import Core
+from qknorm_onnx.graph.match.located import Declined
+from qknorm_onnx.graph.match.qk_norm_match import Plain, QKNormMatch, Recognition
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.graph.passes.prepare import share_equal_nodes
-from qknorm_onnx.graph.prover import Proof, Prover
-from qknorm_onnx.graph.qk_norm_node import is_attention_node, is_prepared, preparations, read_attention_node
-from qknorm_onnx.graph.recognise.attention import read_core
-from qknorm_onnx.graph.recognise.mask import MaskContext
-from qknorm_onnx.graph.recognise.naming import attention_name, node_name
+from qknorm_onnx.graph.recognise.attention.softmax_attention import read_core
+from qknorm_onnx.graph.recognise.masks.mask import MaskContext
 from qknorm_onnx.graph.recognise.qk_norm_attention import recognise_attention
-from qknorm_onnx.graph.recognise.unread_attention import divided_by_norms, normalises_operands, unread_attention
-from qknorm_onnx.graph.recognise.unsoftmaxed_attention import unsoftmaxed_attention
-from qknorm_onnx.graph.region import RegionError, region_models
-from qknorm_onnx.graph.replacement import Replacement, build_replacement
-from qknorm_onnx.graph.shape_readers import redirect_shape_readers
+from qknorm_onnx.graph.recognise.unread.unread import divided_by_norms, normalises_operands, unread_attention
+from qknorm_onnx.graph.recognise.unread.unsoftmaxed import unsoftmaxed_attention
+from qknorm_onnx.graph.rewrite.node_builder import replace_value
+from qknorm_onnx.graph.rewrite.prover import Proof, Prover
+from qknorm_onnx.graph.rewrite.region import RegionError, region_models
+from qknorm_onnx.graph.rewrite.replacement import Replacement, build_replacement
+from qknorm_onnx.graph.rewrite.shape_readers import redirect_shape_readers
+from qknorm_onnx.graph.walk.naming import attention_name, node_name
 from qknorm_onnx.spec.qk_norm_spec import SpecError
 from qknorm_onnx.spec.signature import DOMAIN, VERSION
 

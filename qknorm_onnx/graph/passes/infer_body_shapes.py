@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match import Dim
-from qknorm_onnx.graph.recognise.constants import constant
-from qknorm_onnx.graph.recognise.index_expression import IndexReader
-from qknorm_onnx.graph.recognise.index_terms import Dimension, Linear
-from qknorm_onnx.graph.recognise.layout import is_named
+from qknorm_onnx.graph.match.located import Dim
+from qknorm_onnx.graph.symbolic.expression import IndexReader
+from qknorm_onnx.graph.symbolic.terms import Dimension, Linear
+from qknorm_onnx.graph.walk.constants import constant
+from qknorm_onnx.graph.walk.layout import is_named
 
 MOST_ROUNDS = 4
 LARGEST_COPIED = 8

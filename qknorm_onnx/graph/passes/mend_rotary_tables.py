@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.node_builder import NodeBuilder
+from qknorm_onnx.graph.rewrite.node_builder import NodeBuilder
 
 
 class MendRotaryTablesPass(ir.passes.InPlacePass):

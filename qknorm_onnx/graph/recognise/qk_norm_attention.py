@@ -7,30 +7,20 @@ import math
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match import (
-    HEADS_SECOND,
-    CacheAppend,
-    Chain,
-    Core,
-    Declined,
-    Located,
-    Plain,
-    Preparation,
-    QKNormMatch,
-    Recognition,
-    Repeat,
-    Visibility,
-)
-from qknorm_onnx.graph.recognise.chain import read_prepared, read_values
-from qknorm_onnx.graph.recognise.index_terms import Linear
-from qknorm_onnx.graph.recognise.lookalikes import norm_behind
-from qknorm_onnx.graph.recognise.mask import MaskContext
-from qknorm_onnx.graph.recognise.naming import attention_name
-from qknorm_onnx.graph.recognise.output import has_merged_axes, output_of
-from qknorm_onnx.graph.recognise.preparation import PreparedSide, projected, read_side
-from qknorm_onnx.graph.recognise.tables import same_table
-from qknorm_onnx.graph.recognise.unread_attention import divided_by_norms
-from qknorm_onnx.graph.recognise.visibility import read_visibility
+from qknorm_onnx.graph.match.attention_core import Core
+from qknorm_onnx.graph.match.fragments import CacheAppend, Chain, Repeat
+from qknorm_onnx.graph.match.located import HEADS_SECOND, Declined, Located
+from qknorm_onnx.graph.match.qk_norm_match import Plain, Preparation, QKNormMatch, Recognition, Visibility
+from qknorm_onnx.graph.recognise.attention.output import has_merged_axes, output_of
+from qknorm_onnx.graph.recognise.chains.chain import read_prepared, read_values
+from qknorm_onnx.graph.recognise.chains.preparation import PreparedSide, projected, read_side
+from qknorm_onnx.graph.recognise.masks.mask import MaskContext
+from qknorm_onnx.graph.recognise.masks.visibility import read_visibility
+from qknorm_onnx.graph.recognise.rotaries.tables import same_table
+from qknorm_onnx.graph.recognise.unread.lookalikes import norm_behind
+from qknorm_onnx.graph.recognise.unread.unread import divided_by_norms
+from qknorm_onnx.graph.symbolic.terms import Linear
+from qknorm_onnx.graph.walk.naming import attention_name
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec, SpecError
 
 BUFFER_HINT = (

@@ -1,0 +1,1 @@
+"""The canonical nodes `QKNormAttention` and `QKNormRotary`: building and reading them, and their function bodies."""

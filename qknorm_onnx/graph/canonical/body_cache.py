@@ -1,0 +1,78 @@
+"""The cache stage of a function body: `reference.append_to_cache`, for growing and for fixed-size caches."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from qknorm_onnx.graph.canonical.body_builder import BodyBuilder, RuntimeSize
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeyPositions:
+    """Where the new tokens are, as int64 tensors; None where the step has no such thing.
+
+    first_query: position of the first query, (1) or (B, 1, 1, 1); None is 0.
+    write_at: positions (B, 1, N, 1) of a fixed-size cache at which the new keys are written.
+    valid_keys: entries of a fixed-size cache that are valid after the step, (B, 1, 1, 1).
+    """
+
+    first_query: ir.Value | None = None
+    write_at: ir.Value | None = None
+    valid_keys: ir.Value | None = None
+
+
+def key_positions(
+    body: BodyBuilder,
+    *,
+    key: ir.Value,
+    past_key: ir.Value | None,
+    cache_length: ir.Value | None,
+    query_offset: ir.Value | None,
+) -> KeyPositions:
+    """Positions for projected keys (B, N, Hkv*D) and a past (B, Hkv, P, D)."""
+    if cache_length is not None:
+        length = _per_row(body, cache_length, name="cache_length")
+        num_new = body.size(key, 1, name="num_new_keys")
+        new = body.op("Unsqueeze", count(body, num_new, name="new_key"), body.ints(1), name="new_key_column")
+        return KeyPositions(
+            first_query=length,
+            write_at=body.op("Add", length, new, name="write_at"),
+            valid_keys=body.op("Add", length, body.as_vector(num_new), name="valid_keys"),
+        )
+    if query_offset is not None:
+        return KeyPositions(first_query=_per_row(body, query_offset, name="query_offset"))
+    if past_key is not None:
+        return KeyPositions(first_query=body.size(past_key, 2, name="past_length").vector)
+    return KeyPositions()
+
+
+def append(body: BodyBuilder, past: ir.Value | None, new_bhsd: ir.Value, positions: KeyPositions, *, tag: str) -> ir.Value:
+    """past ++ new, or past with the new entries written behind the valid ones of each row: (B, Hkv, T, size)."""
+    if past is None:
+        return new_bhsd
+    if positions.write_at is None:
+        return body.op("Concat", past, new_bhsd, name=f"present_{tag}", axis=2)
+    shape = body.op("Shape", new_bhsd, name=f"new_{tag}_shape", dtype=ir.DataType.INT64)
+    indices = body.op("Expand", positions.write_at, shape, name=f"{tag}_write_at")
+    return body.op("ScatterElements", past, indices, new_bhsd, name=f"present_{tag}", axis=2)
+
+
+def used_entries(body: BodyBuilder, present_bhsd: ir.Value, positions: KeyPositions) -> ir.Value | None:
+    """Whether an entry of a fixed-size cache was written, (B, 1, 1, T); None where all were. The others may hold NaN."""
+    if positions.valid_keys is None:
+        return None
+    keys = count(body, body.size(present_bhsd, 2, name="capacity"), name="entry")
+    return body.op("Less", keys, positions.valid_keys, name="used_entries", dtype=ir.DataType.BOOL)
+
+
+def count(body: BodyBuilder, size: RuntimeSize, *, name: str) -> ir.Value:
+    """0 .. size - 1."""
+    zero, one = (body.scalar(number, ir.DataType.INT64) for number in (0, 1))
+    end = body.op("Squeeze", body.as_vector(size), body.ints(0), name=f"{name}_end")
+    return body.op("Range", zero, end, one, name=name)
+
+
+def _per_row(body: BodyBuilder, lengths: ir.Value, *, name: str) -> ir.Value:
+    return body.op("Unsqueeze", lengths, body.ints(1, 2, 3), name=f"{name}_b111")

@@ -1,0 +1,1 @@
+"""What recognisers read off a graph, as values: tensors with named axes, fragments of a chain, whole matches."""

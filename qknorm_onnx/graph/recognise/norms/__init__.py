@@ -1,0 +1,1 @@
+"""Norms of queries and keys: which rows, divided by what, times which weight."""

@@ -1,0 +1,1 @@
+"""What is attention but cannot be read: it is named in the report, with a reason, and never passed over."""

@@ -1,0 +1,102 @@
+"""Attention whose chain ended without a norm: plain, or with a norm further back that cannot be reached."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from qknorm_onnx.graph.match.located import Declined
+from qknorm_onnx.graph.recognise.attention.products import SHAPES_HINT
+from qknorm_onnx.graph.walk.layout import LAYOUT_READERS, is_sized
+
+# Everything before a projection is the model's own business (block norms, embeddings).
+PROJECTIONS = frozenset(
+    [
+        "MatMul",
+        "Gemm",
+        "Conv",
+        "Einsum",
+        "MatMulInteger",
+        "MatMulNBits",
+        "DynamicQuantizeMatMul",
+        "Gather",
+        "GatherND",
+        "Attention",
+    ]
+)
+STATIC_CACHE = (
+    "its new keys are written into a buffer by index (a static cache), which is not read as a cache",
+    "export with a cache that grows (transformers' DynamicCache)",
+)
+# Why, and what would make it match, by the operator.
+REASONS = {
+    "BatchNormalization": (
+        "its queries or keys pass a BatchNormalization, which at inference is a fixed factor and not a norm",
+        "this is not QK-Norm attention: fold the factor into the projection",
+    ),
+    "Tanh": (
+        "its queries or keys pass a Tanh, which bounds values but does not normalise them",
+        "this is not QK-Norm attention: nothing to do",
+    ),
+    "Clip": (
+        "its queries or keys are clipped between norm and attention",
+        "export without the clipping (clip_qkv=None), where the model was not trained with it",
+    ),
+    "SkipSimplifiedLayerNormalization": (
+        "its queries or keys are normalised together with the sum in front of the norm",
+        "optimise without the fusion of skip connections into norms (enable_skip_layer_norm=False)",
+    ),
+    "Tile": (
+        "a Tile repeats its queries or keys behind the norm: query head h then reads key head h modulo their number",
+        "repeat each key head next to itself (repeat_interleave), as query head h reads key head h // (q heads / key heads)",
+    ),
+    "ScatterND": STATIC_CACHE,
+    "ScatterElements": STATIC_CACHE,
+}
+OTHER_HINT = "move it in front of the norm or behind the attention; where it is a norm itself, write it as one operator"
+NORM_LIKE = frozenset(
+    {
+        "BatchNormalization",
+        "InstanceNormalization",
+        "GroupNormalization",
+        "LayerNormalization",
+        "RMSNormalization",
+        "SimplifiedLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
+        "LpNormalization",
+        "ReduceL2",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceSumSquare",
+        "Tanh",
+    }
+)
+MAX_NODES = 60
+
+
+def norm_behind(value: ir.Value) -> Declined | None:
+    """The first norm between `value` and its projections, as a refusal at the operator where the walk stopped; None if plain."""
+    stopped = value.producer()
+    waiting, seen = [value], set[ir.Value]()
+    while waiting and len(seen) < MAX_NODES:
+        item = waiting.pop(0)
+        node = item.producer()
+        if item in seen or node is None or node.op_type in PROJECTIONS:
+            continue
+        seen.add(item)
+        if node.op_type in NORM_LIKE:
+            return _refusal(stopped, node, sized=all(map(is_sized, seen)))
+        waiting += [operand for operand in node.inputs if operand is not None]
+    return None
+
+
+def _refusal(stopped: ir.Node | None, norm: ir.Node, *, sized: bool) -> Declined:
+    """`sized`: all shapes between both are known."""
+    place = stopped if stopped is not None else norm
+    known = REASONS.get(place.op_type) or REASONS.get(norm.op_type)
+    if known is not None:
+        reason, hint = known
+        return Declined(reason, place, hint)
+    if place.op_type in LAYOUT_READERS and not sized:
+        return Declined(f"shapes between its {norm.op_type} and {place.op_type} are unknown", place, SHAPES_HINT)
+    reason = f"{place.op_type} stands between its {norm.op_type} and the attention, which no known form of QK-Norm has"
+    return Declined(reason, place, OTHER_HINT)

@@ -1,0 +1,1 @@
+"""Steps through a graph that every recogniser takes: constants, layouts, groups of heads, names."""

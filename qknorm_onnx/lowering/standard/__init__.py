@@ -1,0 +1,1 @@
+"""Target `onnx`: the standard operators of opset 23 and newer."""
