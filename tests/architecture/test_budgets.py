@@ -10,7 +10,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ("qknorm_onnx", "export", "custom_ops")
-FOLDERS = (*PACKAGE, "tests", "docs", "examples", "benchmarks")
+FOLDERS = (*PACKAGE, "tests", "docs", "examples", "benchmarks", "tools")
 
 MAX_PYTHON_LINES = 400
 MAX_FUNCTION_LINES = 40

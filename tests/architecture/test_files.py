@@ -8,7 +8,7 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FOLDERS = ("qknorm_onnx", "export", "custom_ops", "tests", "docs", "examples", "benchmarks", "requirements", ".ci")
+FOLDERS = ("qknorm_onnx", "export", "custom_ops", "tests", "docs", "examples", "benchmarks", "tools", "requirements", ".ci")
 TEXT = {".py", ".md", ".toml", ".txt", ".h", ".cc", ".cpp", ".cuh", ".json", ".lds", ".cmake", ""}
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
