@@ -59,7 +59,7 @@ _HOME_OF = {
     "NormSpec": "spec.qk_norm_spec",
     "ParityReport": "validation.validate",
     "Program": "pipeline",
-    "QKNormAttention": "torch_export.modules",
+    "QKNormAttention": "torch_export.operators.modules",
     "QKNormError": "errors",
     "QKNormRotarySpec": "spec.qk_norm_spec",
     "QKNormSpec": "spec.qk_norm_spec",
@@ -71,7 +71,7 @@ _HOME_OF = {
     "export": "torch_export.exporter",
     "fuse": "pipeline",
     "library_path": "custom_ops",
-    "translation_table": "torch_export.translation",
+    "translation_table": "torch_export.operators.translation",
     "validate": "validation.validate",
 }
 
