@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import pathlib
+import tomllib
 from collections.abc import Iterator
 
 import pytest
-import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MAX_FILES = 15
