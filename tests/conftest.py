@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import pathlib
 from types import ModuleType
@@ -11,7 +11,6 @@ import hypothesis
 import pytest
 
 REPO_ROOT = pathlib.Path(__file__).resolve().parents[1]
-ZOO_PATH = REPO_ROOT.parent / "shared" / "zoo" / "zoo.py"
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
@@ -32,18 +31,7 @@ def repo_root() -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def zoo() -> ModuleType:
-    """The collection of tiny models beside the repository: `zoo.ZOO[name]()` -> (module, kwargs, dynamic axes, tags).
-
-    It is not part of the repository: without it a test is skipped, except in CI, where that is an error.
-    """
-    if not ZOO_PATH.is_file():
-        if IN_CI:
-            pytest.fail(f"CI needs the model zoo, and {ZOO_PATH.name} is not at ../shared/zoo/", pytrace=False)
-        pytest.skip("the model zoo (../shared/zoo/zoo.py) is not beside this clone")
+    """The model zoo: `zoo.ZOO[name](attention)` -> (module, kwargs, dynamic axes, tags)."""
     pytest.importorskip("torch")
-    spec = importlib.util.spec_from_file_location("qknorm_zoo", ZOO_PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    pytest.importorskip("transformers")
+    return importlib.import_module("tests.zoo")

@@ -1,6 +1,6 @@
 """Measures the coverage of the model zoo: writes tools/coverage.json, and from it the tables of docs/coverage.md.
 
-    python -m tools.zoo_coverage [--only ENTRY ...] [--missing] [--seconds N] [--zoo FILE]
+    python -m tools.zoo_coverage [--only ENTRY ...] [--missing] [--seconds N]
 
 Without options every entry is measured anew, one after the other, about ten seconds each. Each row is written as soon as it is
 known: `--missing` goes on where a run was ended.
@@ -9,29 +9,13 @@ known: `--missing` goes on where a run was ended.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import pathlib
 import sys
 import time
 from types import ModuleType
-from typing import Final
 
+from tests import zoo
 from tools.coverage_table import Row, cells_of, read_rows, write_rows
 from tools.zoo_entry import empty_row, measure
-
-ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
-ZOO: Final = ROOT.parent / "shared" / "zoo" / "zoo.py"
-
-
-def load_zoo(path: pathlib.Path) -> ModuleType:
-    """The zoo as a module; FileNotFoundError where it is not beside the repository."""
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no model zoo at {path}; name it with --zoo")
-    spec = importlib.util.spec_from_file_location("qknorm_zoo", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def in_order(zoo: ModuleType, rows: dict[str, Row]) -> list[Row]:
@@ -52,9 +36,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="ENTRY", help="measure these entries, keep the other rows")
     parser.add_argument("--missing", action="store_true", help="measure the entries that have no row yet")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no entry after this time")
-    parser.add_argument("--zoo", type=pathlib.Path, default=ZOO, help="the file of the model zoo")
     options = parser.parse_args()
-    zoo, rows, start = load_zoo(options.zoo), read_rows(), time.monotonic()
+    rows, start = read_rows(), time.monotonic()
     unknown = sorted(set(options.only or ()) - set(zoo.ZOO))
     if unknown:
         parser.error(f"the zoo has no {', '.join(unknown)}")

@@ -78,8 +78,8 @@ def empty_row(zoo: ModuleType, entry: str) -> Row:
 
 def built(zoo: ModuleType, entry: str) -> tuple[torch.nn.Module, dict[str, Any], dict[str, dict[int, str]], dict[str, Any]]:
     """Module, example inputs, dynamic axes and tags of an entry, with PyTorch's own attention where the model has it."""
-    zoo.ATTN = "sdpa"
-    return zoo.ZOO[entry]()
+    built: tuple[torch.nn.Module, dict[str, Any], dict[str, dict[int, str]], dict[str, Any]] = zoo.ZOO[entry]("sdpa")
+    return built
 
 
 def exported(zoo: ModuleType, entry: str) -> Measured:
@@ -170,8 +170,7 @@ def decode(zoo: ModuleType, entry: str) -> Decode:
 
 def exported_decode(zoo: ModuleType, entry: str) -> Measured:
     """The one-token form of an entry, with the past of each layer as inputs."""
-    zoo.ATTN = "sdpa"
-    module, example, _ = zoo.build_with_cache(entry)
+    module, example, _ = zoo.build_with_cache(entry, "sdpa")
     axes = (*DECODE_AXES, *([PAST_AXES] * (len(example) - len(DECODE_AXES))))
     program = qk.export(module.eval(), example, dynamic_shapes=axes)
     return Measured(module=module, args=copy.deepcopy(example), kwargs={}, program=program)

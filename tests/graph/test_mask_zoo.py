@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
-from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
@@ -31,31 +29,10 @@ def with_signature(module: torch.nn.Module, names: list[str]) -> torch.nn.Module
     return named
 
 
-@pytest.fixture(scope="module")
-def zoo_with(zoo: ModuleType) -> Callable[[str], ModuleType]:
-    """The zoo built with one attention implementation."""
-    pytest.importorskip("transformers")
-    loaded: dict[str, ModuleType] = {}
-
-    def load(attention: str) -> ModuleType:
-        if attention not in loaded:
-            spec = importlib.util.spec_from_file_location(f"zoo_{attention}", str(zoo.__file__))
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("ZOO_ATTN", attention)
-                spec.loader.exec_module(module)
-            loaded[attention] = module
-        return loaded[attention]
-
-    return load
-
-
 def export_entry(
-    zoo: ModuleType, name: str, opset: int, extra: dict[str, torch.Tensor]
+    zoo: ModuleType, name: str, attention: str, opset: int, extra: dict[str, torch.Tensor]
 ) -> tuple[ir.Model, dict[str, torch.Tensor]]:
-    module, arguments, axes, _ = zoo.ZOO[name]()
+    module, arguments, axes, _ = zoo.ZOO[name](attention)
     arguments = arguments | extra
     dynamic = tuple(dict.fromkeys(axes.get(key, {0: 0, 1: 0}), DYNAMIC) for key in arguments)
     return export(with_signature(module, list(arguments)), tuple(arguments.values()), dynamic, opset), arguments
@@ -86,8 +63,8 @@ MORE_ENTRIES = [
     [pytest.param(*entry, id="-".join(map(str, entry[:3]))) for entry in ENTRIES]
     + [pytest.param(*entry, id="-".join(map(str, entry[:3])), marks=pytest.mark.slow) for entry in MORE_ENTRIES],
 )
-def test_zoo(zoo_with: Callable[[str], ModuleType], name: str, attention: str, opset: int, expected: list[object]) -> None:
-    model, arguments = export_entry(zoo_with(attention), name, opset, {})
+def test_zoo(zoo: ModuleType, name: str, attention: str, opset: int, expected: list[object]) -> None:
+    model, arguments = export_entry(zoo, name, attention, opset, {})
     found = list(cores(model))
     durations = []
     for _ in range(3):  # the garbage of the export may be collected in one of them
@@ -110,12 +87,10 @@ def test_zoo(zoo_with: Callable[[str], ModuleType], name: str, attention: str, o
     ("name", "opset", "expected"),
     [pytest.param("qwen3", 20, FULL, marks=pytest.mark.slow), ("qwen3_sliding", 23, WINDOW)],
 )
-def test_padding_stays_beside_causality(
-    zoo_with: Callable[[str], ModuleType], name: str, opset: int, expected: tuple[bool, int, int, str]
-) -> None:
+def test_padding_stays_beside_causality(zoo: ModuleType, name: str, opset: int, expected: tuple[bool, int, int, str]) -> None:
     mask = torch.ones(2, 12, dtype=torch.long)
     mask[0, :3] = 0
-    model, _ = export_entry(zoo_with("sdpa"), name, opset, {"attention_mask": mask})
+    model, _ = export_entry(zoo, name, "sdpa", opset, {"attention_mask": mask})
     core = list(cores(model))[-1]
     fragment = read(model, core, MaskContext())
     assert summary(fragment) == expected
@@ -129,9 +104,9 @@ def test_padding_stays_beside_causality(
 
 
 @pytest.mark.slow
-def test_positions_of_the_caller_prove_nothing(zoo_with: Callable[[str], ModuleType]) -> None:
+def test_positions_of_the_caller_prove_nothing(zoo: ModuleType) -> None:
     ids = torch.arange(12)[None].repeat(2, 1)
-    model, _ = export_entry(zoo_with("sdpa"), "qwen3", 20, {"position_ids": ids})
+    model, _ = export_entry(zoo, "qwen3", "sdpa", 20, {"position_ids": ids})
     core = next(cores(model))
     fragment = read(model, core, MaskContext())
     assert not fragment.recognised
@@ -142,8 +117,8 @@ def test_positions_of_the_caller_prove_nothing(zoo_with: Callable[[str], ModuleT
 
 
 @pytest.mark.parametrize("name", [pytest.param("qwen3", marks=pytest.mark.slow), "qwen3_sliding"])
-def test_cached_decode(zoo_with: Callable[[str], ModuleType], name: str) -> None:
-    module, inputs, _ = zoo_with("sdpa").build_with_cache(name)
+def test_cached_decode(zoo: ModuleType, name: str) -> None:
+    module, inputs, _ = zoo.build_with_cache(name, "sdpa")
     batch, past = inputs[3].shape[0], inputs[3].shape[2]
     new = 3
     inputs = (

@@ -38,11 +38,7 @@ def exported(zoo: ModuleType, name: str, *, attention: str = "sdpa", opset: int 
     """Entry `name` of the zoo, built with the given attention implementation and exported with its dynamic axes."""
     key = (name, attention, opset)
     if key not in _exported:
-        previous, zoo.ATTN = zoo.ATTN, attention
-        try:
-            module, kwargs, axes, _ = zoo.ZOO[name]()
-        finally:
-            zoo.ATTN = previous
+        module, kwargs, axes, _ = zoo.ZOO[name](attention)
         _exported[key] = Exported(module, kwargs, axes, export(module, kwargs, axes, opset=opset))
     return _exported[key]
 
