@@ -46,7 +46,8 @@ kernels: $(PACKAGE)
 	$(PIP) install --no-build-isolation --no-deps -e .
 
 wheel: $(PACKAGE)
-	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist --config-settings=build-dir=build/wheel .
+	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist --config-settings=build-dir=build/wheel \
+		--config-settings=cmake.define.QKNORM_WARNINGS_AS_ERRORS=ON .
 
 install: $(PACKAGE)
 

@@ -50,13 +50,13 @@ def floors(session: nox.Session) -> None:
 @nox.session
 def unit(session: nox.Session) -> None:
     """One part at a time."""
-    run_tests(session, "tests/unit", "tests/graph", "tests/export", "tests/runtime")
+    run_tests(session, "tests/unit", "tests/graph", "tests/export", "tests/runtime", "tests/native", "tests/cli")
 
 
 @nox.session
 def contract(session: nox.Session) -> None:
     """One meaning, many implementations: they agree."""
-    run_tests(session, "tests/contract", "tests/golden")
+    run_tests(session, "tests/contract", "tests/golden", "tests/compatibility")
 
 
 @nox.session

@@ -83,6 +83,8 @@ def test_contents(wheel):
             if "tests" not in relative.parts:
                 assert f"{installed}/{relative.as_posix()}" in names
     assert "qknorm_onnx/py.typed" in names
+    (licence,) = (name for name in names if name.endswith(".dist-info/licenses/LICENSE"))
+    assert zipfile.ZipFile(wheel).read(licence) == (ROOT / "LICENSE").read_bytes()
     assert f"qknorm_onnx/custom_ops/{LIBRARY_NAME}" in names
     assert not [name for name in names if "/tests/" in name or name.endswith((".pyc", ".o", ".a"))]
     assert not [name for name in names if name.startswith(PACK)]

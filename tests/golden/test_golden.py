@@ -23,11 +23,13 @@ def golden() -> Iterator[Any]:
 
 
 def test_every_variant_is_written_down(golden: Any) -> None:
-    assert {name.split("/")[0] for name in golden.files} == set(VARIANTS)
+    written = {name.split("/")[0] for name in golden.files}
+    assert written == set(VARIANTS), f"{written ^ set(VARIANTS)}: python tests/golden/write_golden.py"
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_meaning_has_not_changed(golden: Any, name: str) -> None:
+    assert f"{name}/attributes" in golden.files, f"{name} is not written down yet: python tests/golden/write_golden.py"
     spec = from_attributes(QKNormSpec, json.loads(str(golden[f"{name}/attributes"])))
     assert spec == VARIANTS[name].spec
     inputs = {key.rsplit("/", 1)[1]: golden[key] for key in golden.files if key.startswith(f"{name}/in/")}
