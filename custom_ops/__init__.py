@@ -130,8 +130,9 @@ def build_info() -> dict[str, Any]:
     """What the library was built with and what it does on this processor.
 
     Returns:
-        `compiler`, `minimum_onnxruntime`, `instruction_set` (chosen for this processor) and `kernels`, a list of
-        `{"op", "provider", "dtype"}` with one entry for each registered kernel.
+        `version` (of the package), `compiler`, `minimum_onnxruntime`, `instruction_set` (chosen for this processor),
+        `operator_version` (of `ai.qknorm`), `names_per_operator` and `kernels`, a list of `{"op", "provider", "dtype"}` with
+        one entry for each registered kernel, under its operator's own name.
 
     Raises:
         FileNotFoundError: there is no library.

@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from qknorm_onnx.errors import FusionRequiredError, InputError
 from qknorm_onnx.graph.model_file import ModelSource, load_model, model_as_proto, save_model
-from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
 from qknorm_onnx.graph.report import FusedAttention, FusionReport
@@ -80,7 +79,6 @@ def fuse(
     if require_fusion:
         require_complete(fuse_pass.report)
     say("lower")
-    AttachBodiesPass()(model)
     outcomes = lower(model, target=target, provider=provider)
     PreparePass()(model)  # bodies and lowerings bring equal constants along; a second run must find nothing to do
     return Program(model, _with_targets(fuse_pass.report, outcomes))

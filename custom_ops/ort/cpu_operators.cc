@@ -4,6 +4,7 @@
 
 #include "ort/attributes.h"
 #include "ort/kernel_context.h"
+#include "ort/operator_names.h"
 #include "ort/operators.h"
 #include "ort/shape_inference.h"
 
@@ -97,7 +98,7 @@ class RotaryKernel final : public Kernel {
 
 // What differs between the two operators.
 struct Signature {
-  const char* name;
+  const char* op;
   const spec::TensorRow* inputs;
   size_t input_count;
   const spec::TensorRow* outputs;
@@ -121,6 +122,7 @@ constexpr Signature kRotary = {
 // ONNX Runtime sees only the base; the first field being the base makes the cast back valid.
 struct Operator {
   ort_abi::CustomOp base;
+  const char* name;
   const Signature* signature;
   int32_t dtype;
 };
@@ -156,7 +158,7 @@ OrtStatus* create(const ort_abi::CustomOp* op, const OrtApi* table, const OrtKer
     try {
       *kernel = signature.create(api, info);
     } catch (const InvalidArgument& error) {
-      throw InvalidArgument(std::string(signature.name) + " node '" + node_name(api, info) + "': " + error.what());
+      throw InvalidArgument(std::string(self(op)->name) + " node '" + node_name(api, info) + "': " + error.what());
     }
   });
 }
@@ -170,14 +172,15 @@ void destroy(void* kernel) { const std::unique_ptr<Kernel> owned(static_cast<Ker
 
 int32_t characteristic(const spec::TensorRow& row) { return row.optional ? ort_abi::kOptional : ort_abi::kRequired; }
 
-Operator make_operator(const Signature& signature, int32_t dtype) {
+Operator make_operator(const Signature& signature, const std::string& name, int32_t dtype) {
   using ort_abi::CustomOp;
   Operator op{};
+  op.name = name.c_str();
   op.signature = &signature;
   op.dtype = dtype;
   CustomOp& base = op.base;
   base.version = ort_abi::kApiVersion;
-  base.get_name = [](const CustomOp* of) { return self(of)->signature->name; };
+  base.get_name = [](const CustomOp* of) { return self(of)->name; };
   base.get_execution_provider = [](const CustomOp*) { return "CPUExecutionProvider"; };
   base.get_input_type = input_type;
   base.get_input_count = [](const CustomOp* of) { return self(of)->signature->input_count; };
@@ -213,8 +216,9 @@ std::vector<const ort_abi::CustomOp*> cpu_operators() {
   static const std::vector<Operator> operators = [] {
     std::vector<Operator> all;
     for (const int32_t dtype : {QKNORM_FLOAT, QKNORM_DOUBLE, QKNORM_FLOAT16, QKNORM_BFLOAT16}) {
-      all.push_back(make_operator(kAttention, dtype));
-      all.push_back(make_operator(kRotary, dtype));
+      for (const Signature* signature : {&kAttention, &kRotary}) {
+        for (const std::string& name : names_of(signature->op)) all.push_back(make_operator(*signature, name, dtype));
+      }
     }
     return all;
   }();

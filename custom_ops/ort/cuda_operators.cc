@@ -7,6 +7,7 @@
 #include "ort/attributes.h"
 #include "ort/cuda_attention.h"
 #include "ort/kernel_context.h"
+#include "ort/operator_names.h"
 #include "ort/shape_inference.h"
 
 // The tests build this file for the provider that they have.
@@ -108,12 +109,13 @@ class CudaRotary final : public CudaKernel {
 // ONNX Runtime sees only the base; the first field being the base makes the cast back valid.
 struct CudaOperator {
   CustomOp base;
+  const char* name;
   bool is_attention;
   int32_t dtype;
 };
 
 const CudaOperator* self(const CustomOp* op) { return reinterpret_cast<const CudaOperator*>(op); }
-const char* name_of(const CustomOp* op) { return self(op)->is_attention ? spec::kAttentionOp : spec::kRotaryOp; }
+const char* name_of(const CustomOp* op) { return self(op)->name; }
 const spec::TensorRow& input_row(const CustomOp* op, size_t i) {
   return self(op)->is_attention ? spec::kAttentionInputs[i] : spec::kRotaryInputs[i];
 }
@@ -163,8 +165,8 @@ OrtStatus* compute(void* kernel, OrtKernelContext* context) {
 
 int32_t characteristic(const spec::TensorRow& row) { return row.optional ? ort_abi::kOptional : ort_abi::kRequired; }
 
-CudaOperator make_operator(bool is_attention, int32_t dtype) {
-  CudaOperator op{{}, is_attention, dtype};
+CudaOperator make_operator(bool is_attention, const std::string& name, int32_t dtype) {
+  CudaOperator op{{}, name.c_str(), is_attention, dtype};
   CustomOp& base = op.base;
   base.version = ort_abi::kApiVersion;
   base.get_name = name_of;
@@ -203,8 +205,8 @@ const std::vector<CudaOperator>& operators() {
   static const std::vector<CudaOperator> all = [] {
     std::vector<CudaOperator> made;
     for (const int32_t dtype : {QKNORM_FLOAT, QKNORM_FLOAT16, QKNORM_BFLOAT16}) {
-      made.push_back(make_operator(true, dtype));
-      made.push_back(make_operator(false, dtype));
+      for (const std::string& name : names_of(spec::kAttentionOp)) made.push_back(make_operator(true, name, dtype));
+      for (const std::string& name : names_of(spec::kRotaryOp)) made.push_back(make_operator(false, name, dtype));
     }
     return made;
   }();

@@ -15,6 +15,7 @@ from qknorm_onnx.graph.canonical.body_signature import signature_of
 from qknorm_onnx.graph.canonical.known_fields import unknown_fields
 from qknorm_onnx.graph.canonical.lowered_mark import LoweredMark, write_mark
 from qknorm_onnx.graph.canonical.qk_norm_node import (
+    canonical_operator,
     input_values,
     is_attention_node,
     is_prepared,
@@ -22,7 +23,7 @@ from qknorm_onnx.graph.canonical.qk_norm_node import (
     read_rotary_node,
 )
 from qknorm_onnx.graph.canonical.scopes import canonical_nodes, onnx_opset, scopes
-from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
+from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass, key_of
 from qknorm_onnx.lowering.contrib.attention import CONTRIB_DOMAIN
 from qknorm_onnx.lowering.contrib.ort_contrib import ORT_CONTRIB
 from qknorm_onnx.lowering.custom_op import CUSTOM_OP, kernel_note, kernel_refusal
@@ -32,7 +33,7 @@ from qknorm_onnx.lowering.primitive_onnx import PRIMITIVE
 from qknorm_onnx.lowering.standard.standard_onnx import STANDARD
 from qknorm_onnx.spec.attributes import Spec
 from qknorm_onnx.spec.qk_norm_spec import QKNormSpec, SpecError
-from qknorm_onnx.spec.signature import Provider
+from qknorm_onnx.spec.signature import NAMES_PER_OPERATOR, Provider
 
 TARGETS: Final = MappingProxyType({target.name: target for target in (CUSTOM_OP, ORT_CONTRIB, STANDARD, PRIMITIVE)})
 
@@ -71,7 +72,9 @@ def lower(model: ir.Model, *, target: str, provider: str) -> tuple[LoweringOutco
     opset = onnx_opset(model)
     nodes = [node for scope in scopes(model) for node in canonical_nodes(scope)]
     prepared = frozenset(node for node in nodes if is_attention_node(node) and any(map(is_prepared, node.inputs[:2])))
-    surroundings = _Surroundings(taken=_names(model), named_sizes=_named_sizes(model.graph), prepared=prepared)
+    surroundings = _Surroundings(
+        taken=_names(model), named_sizes=_named_sizes(model.graph), prepared=prepared, bodies=_KeptBodies()
+    )
     outcomes = []
     for node in nodes:  # in a subgraph or function a name may stand for another size
         around = surroundings if node.graph is model.graph else dataclasses.replace(surroundings, named_sizes={})
@@ -86,11 +89,29 @@ class _Surroundings:
     """What new nodes must know of the model: the names that are taken, and where sizes with a name can be read.
 
     prepared: the attentions whose queries or keys are normalised in front of them.
+    bodies: the function bodies of the nodes that stay.
     """
 
     taken: set[str]
     named_sizes: NamedSizes
     prepared: frozenset[ir.Node]
+    bodies: _KeptBodies
+
+
+class _KeptBodies:
+    """The distinct bodies of the canonical nodes that have been kept so far."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str | None, set[str]] = {}
+
+    def refusal(self, node: ir.Node) -> str | None:
+        """Why `node` cannot stay: its body would be one more than an operator has names. Otherwise it is counted."""
+        operator = canonical_operator(node)
+        keys, key = self._keys.setdefault(operator, set()), key_of(node)
+        if key not in keys and len(keys) == NAMES_PER_OPERATOR:
+            return f"the file has {NAMES_PER_OPERATOR} other function bodies of {operator}, and there are names for no more"
+        keys.add(key)
+        return None
 
 
 def _named_sizes(graph: ir.Graph) -> NamedSizes:
@@ -125,9 +146,11 @@ def _lower_node(node: ir.Node, around: _Surroundings, *, target: str, provider: 
     for candidate in _chain(target):
         refusal = _refusal(candidate, spec, opset, converted=candidate.name == target)
         if refusal is None and candidate.emit is None:
-            refusal = kernel_refusal(spec, present, provider)
+            refusal = kernel_refusal(spec, present, provider) or around.bodies.refusal(node)
         if refusal is None and candidate.emit is None:
-            note = kernel_note(node.op_type, signature.inputs[0].dtype if signature.inputs[0] else None, provider)
+            note = kernel_note(
+                canonical_operator(node) or "", signature.inputs[0].dtype if signature.inputs[0] else None, provider
+            )
             return LoweringOutcome(name=name, target=candidate.name, note=note)
         if refusal is None:
             try:
@@ -160,6 +183,9 @@ def _replace(node: ir.Node, target: Target, request: LoweringRequest, around: _S
     except SpecError as error:
         raise RefusedLoweringError(str(error)) from error
     if emitted.outputs is None:
+        refusal = around.bodies.refusal(node)
+        if refusal:
+            raise RefusedLoweringError(refusal)
         return emitted.note
     nodes = body.nodes_for(emitted.outputs)
     if isinstance(request.spec, QKNormSpec):

@@ -13,7 +13,13 @@ from pathlib import Path
 import onnx_ir as ir
 
 from qknorm_onnx import custom_ops
-from qknorm_onnx.graph.canonical.qk_norm_node import input_values, is_attention_node, read_attention_node, read_rotary_node
+from qknorm_onnx.graph.canonical.qk_norm_node import (
+    canonical_operator,
+    input_values,
+    is_attention_node,
+    read_attention_node,
+    read_rotary_node,
+)
 from qknorm_onnx.spec.cuda_support import cuda_refusal, head_sizes
 from qknorm_onnx.spec.signature import DOMAIN, KERNEL_DTYPES, Dtype, Provider
 
@@ -65,11 +71,11 @@ def dtype_name(node: ir.Node) -> Dtype | None:
 
 
 def _missing_kernel(node: ir.Node, provider: Provider) -> str:
-    name = dtype_name(node)
-    if name is not None and name in KERNEL_DTYPES.get((node.op_type, provider), ()):
+    name, operator = dtype_name(node), canonical_operator(node) or node.op_type
+    if name is not None and name in KERNEL_DTYPES.get((operator, provider), ()):
         reason = _cuda_refusal(node, name) if provider == "cuda" else None
         return f"{reason} (node {node.name})" if reason else ""
-    return f"there is no {provider} kernel of {node.op_type} for {name or 'an unknown type'} (node {node.name})"
+    return f"there is no {provider} kernel of {operator} for {name or 'an unknown type'} (node {node.name})"
 
 
 def _cuda_refusal(node: ir.Node, dtype: Dtype) -> str | None:

@@ -21,6 +21,7 @@ from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.model_file import ModelSource, load_model
 from qknorm_onnx.runtime.emulation import emulate_bfloat16
 from qknorm_onnx.runtime.float64_twin import raise_to_float64
+from qknorm_onnx.runtime.overloads import without_overloads
 from qknorm_onnx.runtime.session import HasModel, create_session, import_onnxruntime
 from qknorm_onnx.runtime.split import split_at
 from qknorm_onnx.runtime.value_types import flattened
@@ -199,7 +200,7 @@ class ReferenceRunner:
     def __init__(self, model: ir.Model, *, note: str = "") -> None:
         from onnx.reference import ReferenceEvaluator
 
-        self._evaluator = ReferenceEvaluator(ir.to_proto(model))
+        self._evaluator = ReferenceEvaluator(ir.to_proto(without_overloads(model)))
         self._dtypes = {str(value.name): value.dtype.numpy() if value.dtype is not None else None for value in model.graph.inputs}
         self.how = f"onnx.reference{note}"
         self.input_names = tuple(self._dtypes)

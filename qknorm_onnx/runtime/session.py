@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx
 import onnx_ir as ir
@@ -14,12 +14,10 @@ import onnx_ir as ir
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.model_file import ModelSource, is_small, load_model, model_as_proto, save_model
 from qknorm_onnx.runtime.native_kernels import native_kernels_for
+from qknorm_onnx.runtime.overloads import ignores_overloads, needs_overloads, without_overloads
 
 if TYPE_CHECKING:
     import onnxruntime
-
-
-_REGISTERED_LIBRARY: Final = "qknorm.registered_library"
 
 
 class HasModel(Protocol):
@@ -58,10 +56,13 @@ def create_session(
     _require_available(ort, wanted)
     model = model_of(program_or_path)
     options = session_options if session_options is not None else ort.SessionOptions()
+    library = None
     if native_kernels:
-        kernels = native_kernels_for(model, provider="cuda" if _provider_name(wanted[0]).startswith("CUDA") else "cpu")
-        if kernels.library is not None:
-            _register_once(options, str(kernels.library))
+        library = native_kernels_for(model, provider="cuda" if _provider_name(wanted[0]).startswith("CUDA") else "cpu").library
+    if library is not None:
+        options.register_custom_ops_library(str(library))
+    if library is None and needs_overloads(model) and ignores_overloads(ort):
+        program_or_path = model = without_overloads(model)
     if isinstance(program_or_path, (str, os.PathLike)):
         return _session(ort, os.fspath(program_or_path), options, wanted)
     if is_small(model):
@@ -83,15 +84,6 @@ def _session(ort: Any, model: str | bytes, options: onnxruntime.SessionOptions, 
             f"onnxruntime has no kernel for a node of this model: {reason}. Its CPU provider computes hardly anything in "
             "bfloat16: export in float32 or float16 for it, or use a GPU"
         ) from error
-
-
-def _register_once(options: onnxruntime.SessionOptions, library: str) -> None:
-    """Options that know the library already, from an earlier session, would make onnxruntime fail: they remember it."""
-    try:
-        options.get_session_config_entry(_REGISTERED_LIBRARY)
-    except RuntimeError:
-        options.register_custom_ops_library(library)
-        options.add_session_config_entry(_REGISTERED_LIBRARY, library)
 
 
 def model_of(program_or_path: HasModel | ModelSource) -> ir.Model:

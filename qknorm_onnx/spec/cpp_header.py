@@ -39,6 +39,7 @@ def header_text() -> str:
         f"inline constexpr int kVersion = {signature.VERSION};",
         f'inline constexpr const char* kAttentionOp = "{signature.ATTENTION_OP}";',
         f'inline constexpr const char* kRotaryOp = "{signature.ROTARY_OP}";',
+        f"inline constexpr int kNamesPerOperator = {signature.NAMES_PER_OPERATOR};  // kRotaryOp, kRotaryOp_2, ...",
         "",
     ]
     for name in CHOICE_TYPES:

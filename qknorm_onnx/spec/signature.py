@@ -27,11 +27,34 @@ VERSION: Final = 1
 ATTENTION_OP: Final = "QKNormAttention"
 ROTARY_OP: Final = "QKNormRotary"
 
+# A file may need several function bodies of one operator, and many runtimes tell functions apart by domain and name only.
+# So every distinct body has a name of its own, of which the native library registers this many for each operator.
+NAMES_PER_OPERATOR: Final = 32
+
 Dtype = Literal["float32", "float64", "float16", "bfloat16"]
 DTYPES: Final[tuple[Dtype, ...]] = ("float32", "float64", "float16", "bfloat16")
 Provider = Literal["cpu", "cuda"]
 
 TypeConstraint = Literal["T", "T or float", "bool, T or float", "int64"]
+
+
+def numbered_name(operator: str, number: int) -> str:
+    """What the nodes of an operator's body number 1, 2, ... are called: `QKNormAttention`, `QKNormAttention_2`, ..."""
+    return operator if number == 1 else f"{operator}_{number}"
+
+
+_OPERATORS: Final = MappingProxyType(
+    {
+        numbered_name(operator, number): operator
+        for operator in (ATTENTION_OP, ROTARY_OP)
+        for number in range(1, NAMES_PER_OPERATOR + 1)
+    }
+)
+
+
+def operator_of(op_type: str) -> str | None:
+    """The operator of a node of `ai.qknorm` called `op_type`, whichever of its bodies the node has; None for no operator."""
+    return _OPERATORS.get(op_type)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

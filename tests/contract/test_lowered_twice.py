@@ -18,6 +18,7 @@ from qknorm_onnx.graph.rewrite.prover import Proof
 from qknorm_onnx.inspection import inspect_model
 from qknorm_onnx.lowering.registry import TARGETS
 from qknorm_onnx.spec.qk_norm_spec import NormSpec, RotarySpec
+from qknorm_onnx.spec.signature import NAMES_PER_OPERATOR
 from qknorm_onnx.spec.variants.variant import norm_gains
 from tests.contract.case_models import feeds_of, model_of, over_budget, run_ort
 from tests.contract.spec_cases import case, optional, tables
@@ -170,3 +171,23 @@ def test_a_lowered_model_is_saved_whole(tmp_path):
     save_model(model, tmp_path / "again.onnx")
     (kept,) = [found for found in ir.load(tmp_path / "again.onnx").graph.all_nodes() if MARK_KEY in found.metadata_props]
     assert read_mark(kept) == read_mark(node)
+
+
+@pytest.mark.parametrize("target", ["custom-op", "ort"])
+def test_more_bodies_than_names(tmp_path, target):
+    """An operator has so many names; further bodies stand in the places of their nodes, and the report says why."""
+    scales = [0.1 + index / 64 for index in range(NAMES_PER_OPERATOR + 2)]
+    cases = [case(f"body-{index}", inputs=norm_gains(), is_causal=True, scale=scale) for index, scale in enumerate(scales)]
+    paths, programs = fused_again(tmp_path, model_of(cases, "float32", opset=23, attach=False), target)
+    assert len({path.read_bytes() for path in paths}) == 1
+    targets = [fused.target for fused in programs[-1].report.fused]
+    first = qk.fuse(ir.to_proto(model_of(cases, "float32", opset=23, attach=False)), target=target, verify=False)
+    assert [fused.target for fused in first.report.fused] == targets
+    if target == "ort":
+        assert set(targets) <= {"ort", "onnx"}  # no body is needed, so nothing is short of a name
+        return
+    assert targets == ["custom-op"] * NAMES_PER_OPERATOR + ["primitive"] * 2
+    why = f"not custom-op: the file has {NAMES_PER_OPERATOR} other function bodies of QKNormAttention"
+    assert [fused.note.startswith(why) for fused in first.report.fused] == [False] * NAMES_PER_OPERATOR + [True] * 2
+    outputs = run_ort(first.model, feeds_of(first.model, cases, "float32"))
+    assert not over_budget(cases, outputs, "float32")

@@ -35,7 +35,7 @@ def too_large(found, bound=EXACT):
 
 
 def lowered(cases, target, dtype="float64", opset=23, **options):
-    model = model_of(cases, dtype, opset=opset, **options)
+    model = model_of(cases, dtype, opset=opset, **{"attach": False, **options})
     return model, lower(model, target=target, provider="cpu")
 
 

@@ -13,11 +13,12 @@ import onnxruntime as ort
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-from qknorm_onnx.graph.canonical.qk_norm_node import RotaryInputs, make_rotary_node
+from qknorm_onnx.graph.canonical.qk_norm_node import RotaryInputs, canonical_operator, make_rotary_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
-from qknorm_onnx.lowering.contrib import attention as contrib_core
+from qknorm_onnx.lowering import contrib_core
 from qknorm_onnx.lowering.registry import lower
 from qknorm_onnx.spec.qk_norm_spec import NormSpec, QKNormRotarySpec, RotarySpec
+from qknorm_onnx.spec.signature import operator_of
 from qknorm_onnx.spec.variants.variant import norm_gains
 from tests.contract.case_models import IR_TYPES, feeds_of, over_budget, run_ort
 from tests.contract.named_sizes import lowered, named_model, with_unused_entries
@@ -40,11 +41,16 @@ def qwen3(name, *, shape="(1, S, R/2)", **parts):
 
 
 def nodes_of(model, op_type):
-    return [node for node in model.graph.all_nodes() if node.op_type == op_type]
+    return [node for node in model.graph.all_nodes() if kind(node) == op_type]
+
+
+def kind(node):
+    """The operator, whichever of its bodies the node has."""
+    return canonical_operator(node) or node.op_type
 
 
 def operators(model):
-    return Counter(node.op_type for node in model.graph.all_nodes() if node.op_type != "Constant")
+    return Counter(kind(node) for node in model.graph.all_nodes() if node.op_type != "Constant")
 
 
 def norm_in_front(model):
@@ -183,9 +189,9 @@ def test_what_is_not_its_own_is_one_kernel_of_ours_for_q_and_k(reason):
     assert (counts[PROLOGUE], counts[GROUPED]) == (2, 1)
     assert not {"SimplifiedLayerNormalization", "RotaryEmbedding", "Mul", "Transpose"} & set(counts)
     (node,) = nodes_of(model, GROUPED)
-    assert [value.producer().op_type for value in node.inputs[:2]] == [PROLOGUE, PROLOGUE]
+    assert [kind(value.producer()) for value in node.inputs[:2]] == [PROLOGUE, PROLOGUE]
     # The nodes carry their bodies, so that the CPU can run them without our library.
-    assert {function.name for function in model.functions.values()} == {PROLOGUE}
+    assert {operator_of(function.name) for function in model.functions.values()} == {PROLOGUE}
     assert not judged(model, found)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import qknorm_onnx as qk
+from qknorm_onnx.graph.canonical.qk_norm_node import canonical_operator
 
 # Norms of the blocks around attention, which stay: kind of statistics node -> how many.
 MODELS = {
@@ -50,7 +51,7 @@ def exported(plain_export):
 
 
 def operators(model):
-    return collections.Counter(node.op_type for node in model.graph)
+    return collections.Counter(canonical_operator(node) or node.op_type for node in model.graph)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -10,9 +12,11 @@ import pytest
 from qknorm_onnx.graph.canonical.qk_norm_node import RotaryInputs, make_rotary_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, SpecError
+from qknorm_onnx.spec.signature import NAMES_PER_OPERATOR, numbered_name
 from qknorm_onnx.spec.variants.variant import norm_gains
 from tests.contract.case_models import errors, feeds_of, model_of, run_ort
 from tests.contract.spec_cases import case, group
+from tests.graph.overloaded import with_overloads
 
 
 def layers(count=3):
@@ -46,7 +50,7 @@ def test_the_file_is_valid_and_says_what_it_needs():
     AttachBodiesPass()(model)
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
-    assert proto.ir_version == 10
+    assert proto.ir_version == 8
     assert {entry.domain: entry.version for entry in proto.opset_import} == {"": 18, "ai.qknorm": 1}
 
 
@@ -85,7 +89,7 @@ def test_bodies_of_nodes_that_are_gone_are_removed_and_other_functions_stay():
 
 
 def test_functions_around_canonical_nodes_are_inlined():
-    # ONNX Runtime does not find overloaded functions from within functions.
+    # In a function the types of a node's inputs are not known.
     def typed(name):
         return ir.Value(name=name, shape=ir.Shape(["B", "S", 8]), type=ir.TensorType(ir.DataType.FLOAT))
 
@@ -120,11 +124,11 @@ def test_functions_around_canonical_nodes_are_inlined():
 def test_a_changed_type_gets_a_new_body():
     cases = layers(1)
     model = model_of(cases)
-    old = list(model.functions)
+    old = [str(function) for function in model.functions.values()]
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.type = ir.TensorType(ir.DataType.FLOAT)
     assert AttachBodiesPass()(model).modified
-    assert list(model.functions) != old
+    assert [str(function) for function in model.functions.values()] != old
     outputs = run_ort(model, feeds_of(model, cases, "float32"))
     assert max(errors(cases, outputs, "float32").values()) < 1e-6
 
@@ -136,3 +140,53 @@ def test_an_opset_without_bodies_is_refused(imports, message):
     model.graph.opset_imports.update(imports)
     with pytest.raises(SpecError, match=message):
         AttachBodiesPass()(model)
+
+
+def distinct(count):
+    """Cases whose bodies all differ: each has another scale."""
+    return [case(f"layer{index}", inputs=norm_gains(), is_causal=True, scale=0.1 + index / 64) for index in range(count)]
+
+
+def test_every_body_has_a_name_of_its_own_in_the_order_of_the_nodes():
+    first, second, third = distinct(3)
+    model = model_of([second, first, dataclasses.replace(second, id="again"), third])
+    assert [node.op_type for node in model.graph] == [
+        "QKNormAttention", "QKNormAttention_2", "QKNormAttention", "QKNormAttention_3"
+    ]  # fmt: skip
+    assert list(model.functions) == [
+        ("ai.qknorm", name, "") for name in ("QKNormAttention", "QKNormAttention_2", "QKNormAttention_3")
+    ]
+    # Without its first node, all move up.
+    output = model.graph.node(1).outputs[0]
+    for node in (model.graph.node(0), model.graph.node(2)):
+        model.graph.outputs.remove(node.outputs[0])
+        model.graph.remove(node)
+    assert AttachBodiesPass()(model).modified
+    assert [node.op_type for node in model.graph] == ["QKNormAttention", "QKNormAttention_2"]
+    assert output.producer().op_type == "QKNormAttention" and len(model.functions) == 2
+
+
+def test_overloads_of_version_0_1_0_become_names():
+    cases = distinct(3)
+    model = model_of(cases)
+    wanted = ir.to_proto(model).SerializeToString(deterministic=True)
+    old = with_overloads(model)
+    assert len({node.op_type for node in old.graph}) == 1 and len(old.functions) == 3
+    assert AttachBodiesPass()(old).modified
+    assert ir.to_proto(old).SerializeToString(deterministic=True) == wanted
+
+
+def test_bodies_without_a_name_are_put_into_the_places_of_their_nodes():
+    cases = distinct(NAMES_PER_OPERATOR + 3)
+    model = model_of(cases, "float32", attach=False)
+    attach = AttachBodiesPass()
+    attach(model)
+    assert attach.inlined == tuple(found.id for found in cases[NAMES_PER_OPERATOR:])
+    kept = {node.op_type for node in model.graph if node.domain == "ai.qknorm"}
+    assert kept == {numbered_name("QKNormAttention", number) for number in range(1, NAMES_PER_OPERATOR + 1)}
+    assert {name for _, name, _ in model.functions} == kept
+    outputs = run_ort(model, feeds_of(model, cases, "float32"))
+    assert max(errors(cases, outputs, "float32").values()) < 1e-5
+    data = ir.to_proto(model).SerializeToString(deterministic=True)
+    assert not AttachBodiesPass()(model).modified
+    assert data == ir.to_proto(model).SerializeToString(deterministic=True)

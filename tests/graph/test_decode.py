@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from qknorm_onnx.graph.canonical.qk_norm_node import is_attention_node
 from qknorm_onnx.torch_export.exporter import export_graph
 from tests.graph.zoo_export import fused, run
 from tools.zoo_facts import facts
@@ -31,7 +32,7 @@ def check_decode(zoo, name, *, opset=20):
     assert not report.declined and not report.refused
     assert [item.note for item in report.fused] == [""] * facts(name).fusable
     assert [value.name for value in result.graph.outputs] == outputs
-    nodes = [node for node in result.graph if node.op_type == "QKNormAttention"]
+    nodes = [node for node in result.graph if is_attention_node(node)]
     assert all(node.inputs[12] is not None and len(node.outputs) == 3 for node in nodes)
     for batch, past in ((3, 5), (1, 17)):
         compare(module, result, resized(example, batch=batch, past=past))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from qknorm_onnx.graph.canonical.body_signature import overload_name
+from qknorm_onnx.graph.canonical.body_signature import body_key
 from qknorm_onnx.graph.canonical.qk_norm_node import (
     AttentionInputs,
     RotaryInputs,
@@ -18,6 +18,7 @@ from qknorm_onnx.graph.canonical.qk_norm_node import (
     read_attention_node,
     read_rotary_node,
 )
+from qknorm_onnx.graph.passes.attach_bodies import key_of
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
 from tests.contract.case_models import model_of
 from tests.contract.spec_cases import GROUPS, group
@@ -141,28 +142,49 @@ def test_foreign_and_damaged_nodes_are_refused():
         read_attention_node(referring)
 
 
-def test_overloads_are_equal_for_equal_bodies_and_differ_for_others():
-    def overload(spec=SPEC, outputs=1, **changed):
-        return make_attention_node(
-            spec, AttentionInputs(**{**projections(), **changed}), name="any", num_outputs=outputs
-        ).overload
+def test_keys_are_equal_for_equal_bodies_and_differ_for_others():
+    def key(spec=SPEC, outputs=1, **changed):
+        return key_of(make_attention_node(spec, AttentionInputs(**{**projections(), **changed}), name="any", num_outputs=outputs))
 
-    first = overload()
-    assert first == overload(query=value("another", ["X", "Y", 32]))  # names and dynamic sizes do not matter
+    first = key()
+    assert first == key(query=value("another", ["X", "Y", 32]))  # names and dynamic sizes do not matter
     others = [
-        overload(QKNormSpec(attention=SPEC.attention, norm=NormSpec(q_kind="rms", k_kind="rms", q_epsilon=2e-6))),
-        overload(outputs=3),
-        overload(attention_bias=value("m", ["S", "T"])),
-        overload(attention_bias=value("m", ["S", "T"], ir.DataType.BOOL)),
-        overload(attention_bias=value("m", [])),
-        make_attention_node(SPEC, AttentionInputs(**projections(ir.DataType.FLOAT16)), name="any").overload,
+        key(QKNormSpec(attention=SPEC.attention, norm=NormSpec(q_kind="rms", k_kind="rms", q_epsilon=2e-6))),
+        key(outputs=3),
+        key(attention_bias=value("m", ["S", "T"])),
+        key(attention_bias=value("m", ["S", "T"], ir.DataType.BOOL)),
+        key(attention_bias=value("m", [])),
+        key_of(make_attention_node(SPEC, AttentionInputs(**projections(ir.DataType.FLOAT16)), name="any")),
     ]
     assert len({first, *others}) == 1 + len(others)
 
 
-def test_overload_names_do_not_change_between_runs():
+def test_keys_do_not_change_between_runs():
     node = make_attention_node(SPEC, AttentionInputs(**projections()), name="n")
-    assert overload_name(SPEC, node_signature(node)) == node.overload == PINNED
+    assert body_key(SPEC, node_signature(node)) == key_of(node) == PINNED
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attention", "rotary"),
+    [
+        ("QKNormAttention", True, False),
+        ("QKNormAttention_2", True, False),
+        ("QKNormAttention_32", True, False),
+        ("QKNormAttention_1", False, False),
+        ("QKNormAttention_33", False, False),
+        ("QKNormAttention_02", False, False),
+        ("QKNormRotary_2", False, True),
+        ("QKNormRotary_two", False, False),
+    ],
+)
+def test_numbered_names_are_canonical(op_type, attention, rotary):
+    made = make_attention_node(SPEC, AttentionInputs(**projections()), name="n")
+    node = ir.Node("ai.qknorm", op_type, made.inputs, made.attributes.values(), name="n")
+    assert (is_attention_node(node), is_rotary_node(node)) == (attention, rotary)
+    elsewhere = ir.Node("my.domain", op_type, made.inputs, made.attributes.values(), name="n")
+    assert not is_attention_node(elsewhere) and not is_rotary_node(elsewhere)
+    if attention:
+        assert read_attention_node(node) == read_attention_node(made)
 
 
 PINNED = "float_c1bcae5591139c62"

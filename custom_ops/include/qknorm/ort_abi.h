@@ -101,12 +101,15 @@ struct CustomOp {
     size_t count, OrtValue** out)                                                                                   \
   X(93, ReleaseStatus, void, OrtStatus* status)                                                                     \
   X(99, ReleaseTensorTypeAndShapeInfo, void, OrtTensorTypeAndShapeInfo* info)                                       \
+  X(130, AddSessionConfigEntry, OrtStatus*, OrtSessionOptions* options, const char* key, const char* value)         \
   X(132, ReleaseAllocator, void, ::qknorm::ort_abi::Allocator* allocator)                                           \
   X(162, KernelInfoGetAttributeArray_float, OrtStatus*, const OrtKernelInfo* info, const char* name, float* out,    \
     size_t* size)                                                                                                   \
   X(163, KernelInfoGetAttributeArray_int64, OrtStatus*, const OrtKernelInfo* info, const char* name, int64_t* out,  \
     size_t* size)                                                                                                   \
   X(193, KernelContext_GetGPUComputeStream, OrtStatus*, const OrtKernelContext* context, void** out)                \
+  X(238, GetSessionConfigEntry, OrtStatus*, const OrtSessionOptions* options, const char* key, char* out,           \
+    size_t* size)                                                                                                   \
   X(244, KernelInfo_GetNodeName, OrtStatus*, const OrtKernelInfo* info, char* out, size_t* size)                    \
   X(267, ShapeInferContext_GetInputCount, OrtStatus*, const OrtShapeInferContext* context, size_t* out)             \
   X(268, ShapeInferContext_GetInputTypeShape, OrtStatus*, const OrtShapeInferContext* context, size_t index,        \

@@ -59,8 +59,8 @@ def signature_of(values: dict[str, ir.Value | None], *, num_outputs: int) -> Bod
     )
 
 
-def overload_name(spec: Spec, signature: BodySignature) -> str:
-    """A name that is equal for equal bodies and for no others, stable between runs: the overload of a canonical node."""
+def body_key(spec: Spec, signature: BodySignature) -> str:
+    """A text that is equal for equal bodies and for no others, stable between runs."""
     parts = [
         None if given is None else [name, given.dtype.name, given.rank, given.last_dim]
         for name, given in zip(signature.names, signature.inputs, strict=True)

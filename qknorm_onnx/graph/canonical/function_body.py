@@ -28,7 +28,7 @@ from qknorm_onnx.graph.canonical.body_cache import KeyPositions, append, key_pos
 from qknorm_onnx.graph.canonical.body_norm import Precision, compute_type
 from qknorm_onnx.graph.canonical.body_preparation import PreparationInputs, prepare
 from qknorm_onnx.graph.canonical.body_rotary import RotaryTables, make_tables
-from qknorm_onnx.graph.canonical.body_signature import IR_DTYPES, BodySignature, overload_name
+from qknorm_onnx.graph.canonical.body_signature import IR_DTYPES, BodySignature
 from qknorm_onnx.graph.canonical.known_fields import BODY_FIELDS, unknown_fields
 from qknorm_onnx.spec.attributes import Spec, to_attributes
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
@@ -39,8 +39,8 @@ MINIMUM_OPSET: Final = 18
 Inputs = Mapping[str, ir.Value]  # the inputs that are there, by the operator's names
 
 
-def attention_body(spec: QKNormSpec, signature: BodySignature, *, opset: int) -> ir.Function:
-    """The function of a `QKNormAttention` with this spec and these inputs, for a model of ONNX opset `opset`.
+def attention_body(spec: QKNormSpec, signature: BodySignature, *, opset: int, name: str = ATTENTION_OP) -> ir.Function:
+    """The function `name` of a `QKNormAttention` with this spec and these inputs, for a model of ONNX opset `opset`.
 
     Raises:
         SpecError: `opset` is older than 18, or a size that decides about the nodes is not known.
@@ -49,16 +49,16 @@ def attention_body(spec: QKNormSpec, signature: BodySignature, *, opset: int) ->
     def emit(body: BodyBuilder, inputs: Inputs) -> Sequence[ir.Value]:
         return emit_attention(body, spec, inputs, signature)
 
-    return _function(ATTENTION_OP, spec, signature, emit, opset=opset)
+    return _function(name, spec, signature, emit, opset=opset)
 
 
-def rotary_body(spec: QKNormRotarySpec, signature: BodySignature, *, opset: int) -> ir.Function:
-    """The function of a `QKNormRotary`; as `attention_body`."""
+def rotary_body(spec: QKNormRotarySpec, signature: BodySignature, *, opset: int, name: str = ROTARY_OP) -> ir.Function:
+    """The function `name` of a `QKNormRotary`; as `attention_body`."""
 
     def emit(body: BodyBuilder, inputs: Inputs) -> Sequence[ir.Value]:
         return emit_rotary(body, spec, inputs, signature)
 
-    return _function(ROTARY_OP, spec, signature, emit, opset=opset)
+    return _function(name, spec, signature, emit, opset=opset)
 
 
 def require_known(spec: Spec) -> None:
@@ -225,7 +225,7 @@ def _mask(
 
 
 def _function(
-    op_type: str,
+    name: str,
     spec: Spec,
     signature: BodySignature,
     emit: Callable[[BodyBuilder, Inputs], Sequence[ir.Value]],
@@ -245,6 +245,6 @@ def _function(
     }
     body = BodyBuilder(taken=set(signature.names))
     outputs = emit(body, present)
-    graph = ir.Graph(parameters, outputs, nodes=body.nodes_for(outputs), opset_imports={"": opset}, name=op_type)
+    graph = ir.Graph(parameters, outputs, nodes=body.nodes_for(outputs), opset_imports={"": opset}, name=name)
     attributes = [ir.Attr(name, ir.AttributeType.UNDEFINED, None) for name in to_attributes(spec)]
-    return ir.Function(DOMAIN, op_type, overload_name(spec, signature), graph=graph, attributes=attributes)
+    return ir.Function(DOMAIN, name, graph=graph, attributes=attributes)

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.canonical.body_signature import IR_DTYPES, BodySignature, overload_name, signature_of
+from qknorm_onnx.graph.canonical.body_signature import IR_DTYPES, BodySignature, signature_of
 from qknorm_onnx.spec.attributes import Spec, SpecT, from_attributes, to_attributes
 from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec, SpecError
 from qknorm_onnx.spec.shape_inference import Dim, infer_attention_outputs, infer_rotary_outputs
@@ -20,6 +20,7 @@ from qknorm_onnx.spec.signature import (
     ROTARY_INPUTS,
     ROTARY_OP,
     TensorSignature,
+    operator_of,
 )
 
 _FLOATS: Final = frozenset(IR_DTYPES.values())
@@ -72,8 +73,8 @@ InputsT = TypeVar("InputsT", AttentionInputs, RotaryInputs)
 def make_attention_node(spec: QKNormSpec, inputs: AttentionInputs, *, name: str, num_outputs: int = 1) -> ir.Node:
     """A `QKNormAttention` node called `name` with outputs Y, present_key, present_value (the first `num_outputs` of them).
 
-    The outputs have the queries' type, shapes as far as they are known, and names derived from `name`. The node carries
-    its overload: `AttachBodiesPass` puts the function of that overload into the model.
+    The outputs have the queries' type, shapes as far as they are known, and names derived from `name`. `AttachBodiesPass`
+    puts its function body into the model, and numbers the node's operator where a model needs several.
 
     Raises:
         SpecError: a type or shape contradicts the spec or is not known where it must be; the message names the input.
@@ -92,13 +93,18 @@ def make_rotary_node(spec: QKNormRotarySpec, inputs: RotaryInputs, *, name: str)
 
 
 def is_attention_node(node: ir.Node) -> bool:
-    """Whether `node` is an `ai.qknorm::QKNormAttention`."""
-    return (node.domain, node.op_type) == (DOMAIN, ATTENTION_OP)
+    """Whether `node` is an `ai.qknorm::QKNormAttention`, under any of its numbered names."""
+    return canonical_operator(node) == ATTENTION_OP
 
 
 def is_rotary_node(node: ir.Node) -> bool:
-    """Whether `node` is an `ai.qknorm::QKNormRotary`."""
-    return (node.domain, node.op_type) == (DOMAIN, ROTARY_OP)
+    """Whether `node` is an `ai.qknorm::QKNormRotary`, under any of its numbered names."""
+    return canonical_operator(node) == ROTARY_OP
+
+
+def canonical_operator(node: ir.Node) -> str | None:
+    """`QKNormAttention` or `QKNormRotary` for a canonical node, whichever body it has; None for any other."""
+    return operator_of(node.op_type) if node.domain == DOMAIN else None
 
 
 def is_prepared(value: ir.Value | None) -> bool:
@@ -161,7 +167,6 @@ def _make_node(
         op_type,
         [given[input_name] for input_name in signature.names],
         [_attribute(key, value) for key, value in to_attributes(spec).items()],
-        overload=overload_name(spec, signature),
         outputs=values,
         name=name,
     )
@@ -174,7 +179,7 @@ def _attribute(name: str, value: float | str) -> ir.Attr:
 
 
 def _read_node(node: ir.Node, op_type: str, spec_type: type[SpecT], inputs_type: type[InputsT]) -> tuple[SpecT, InputsT]:
-    if (node.domain, node.op_type) != (DOMAIN, op_type):
+    if canonical_operator(node) != op_type:
         raise SpecError(f"node {node.name!r} is a {node.domain}::{node.op_type}, not a {DOMAIN}::{op_type}")
     for attr in node.attributes.values():
         if attr.is_ref():

@@ -10,6 +10,7 @@ inline constexpr const char* kDomain = "ai.qknorm";
 inline constexpr int kVersion = 1;
 inline constexpr const char* kAttentionOp = "QKNormAttention";
 inline constexpr const char* kRotaryOp = "QKNormRotary";
+inline constexpr int kNamesPerOperator = 32;  // kRotaryOp, kRotaryOp_2, ...
 
 enum class NormKind : std::int64_t {
   kNone = 0,
