@@ -15,7 +15,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from qknorm_onnx.graph.canonical.qk_norm_node import RotaryInputs, canonical_operator, make_rotary_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
-from qknorm_onnx.lowering import contrib_core
+from qknorm_onnx.lowering.contrib import attention as contrib_core
 from qknorm_onnx.lowering.registry import lower
 from qknorm_onnx.spec.qk_norm_spec import NormSpec, QKNormRotarySpec, RotarySpec
 from qknorm_onnx.spec.signature import operator_of
