@@ -68,6 +68,17 @@ class FusionReport:
     plain: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def joined(self, other: FusionReport) -> FusionReport:
+        """The entries of both, those of `other` behind; a note that both have stands once."""
+        notes = tuple(note for note in other.notes if note not in self.notes)
+        return FusionReport(
+            fused=self.fused + other.fused,
+            declined=self.declined + other.declined,
+            refused=self.refused + other.refused,
+            plain=self.plain + other.plain,
+            notes=self.notes + notes,
+        )
+
     @property
     def complete(self) -> bool:
         """Whether there is QK-Norm attention and all of it is fused."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import onnx_ir as ir
@@ -23,11 +23,10 @@ from qknorm_onnx.graph.recognise.masks.mask import MaskContext
 from qknorm_onnx.graph.recognise.qk_norm_attention import recognise_attention
 from qknorm_onnx.graph.recognise.unread.unread import divided_by_norms, normalises_operands, unread_attention
 from qknorm_onnx.graph.recognise.unread.unsoftmaxed import unsoftmaxed_attention
-from qknorm_onnx.graph.rewrite.node_builder import replace_value
+from qknorm_onnx.graph.rewrite.insertion import insert
 from qknorm_onnx.graph.rewrite.prover import Proof, Prover
 from qknorm_onnx.graph.rewrite.region import RegionError, region_models
 from qknorm_onnx.graph.rewrite.replacement import Replacement, build_replacement
-from qknorm_onnx.graph.rewrite.shape_readers import redirect_shape_readers
 from qknorm_onnx.graph.walk.naming import attention_name, node_name
 from qknorm_onnx.spec.qk_norm_spec import SpecError
 from qknorm_onnx.spec.signature import DOMAIN, VERSION
@@ -36,6 +35,9 @@ COPIED_CACHE: Final = (
     "the file leaves it open whether its caches grow or are buffers of fixed size, so each past is copied once per call to make "
     "room for the new keys; where they are buffers, give past and present one name for their length"
 )
+
+Outcome = reports.FusionReport  # of one node: empty, or with the one entry that it leads to
+NOTHING: Final = reports.FusionReport()
 
 
 class FuseQKNormPass(ir.passes.InPlacePass):
@@ -49,203 +51,140 @@ class FuseQKNormPass(ir.passes.InPlacePass):
     def __init__(self, prover: Prover | None = None, *, keeps: Callable[[LoweredMark], bool] = lambda _mark: False) -> None:
         super().__init__()
         self._prover = prover
-        self._unread = set[ir.Node]()  # products of queries and keys around which an unknown form was reported
         self._keeps = keeps
-        self._kept_names: set[str] = set()
         self.report = reports.FusionReport()
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run on `model` in place."""
-        self.report = reports.FusionReport()
-        self._unread.clear()
         marks = filter(None, map(read_mark, model.graph.all_nodes()))
-        self._kept_names = {mark.name for mark in marks if self._keeps(mark)}
-        changed = [self._fuse_graph(graph, model) for graph in _graphs(model)]
-        if any(changed):
+        fusion = _Fusion(
+            model=model, prover=self._prover, keeps=self._keeps, names={mark.name for mark in marks if self._keeps(mark)}
+        )
+        self.report, changed = fusion.run()
+        if changed:
             common.RemoveUnusedNodesPass()(model)
             share_equal_nodes(model)
             model.opset_imports[DOMAIN] = VERSION
-        return ir.passes.PassResult(model, any(changed))
+        return ir.passes.PassResult(model, changed)
 
-    def _fuse_graph(self, graph: ir.Graph, model: ir.Model) -> bool:
-        masks = MaskContext()
-        changed = False
-        for node in list(graph):
-            if is_attention_node(node):
-                self._report_canonical(node)
-                continue
-            mark = read_mark(node)
-            if mark is not None and self._keeps(mark):
-                self._report_mark(mark)
-                continue
-            before = self.report
-            fused = self._fuse_core(node, masks, graph, model)
-            if mark is not None and not fused and self.report.plain == before.plain:
-                self._report_mark(mark, before)
-            changed = fused or changed
-        return changed
 
-    def _fuse_core(self, node: ir.Node, masks: MaskContext, graph: ir.Graph, model: ir.Model) -> bool:
-        core = read_core(node)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Fusion:
+    """One call of the pass: what every node needs to know of the model and of the nodes before it.
+
+    names: those that attentions have already, so that a report can tell them apart. unread: products of queries and keys
+    around which an unknown form was reported; a softmax written by hand has several parts.
+    """
+
+    model: ir.Model
+    prover: Prover | None
+    keeps: Callable[[LoweredMark], bool]
+    names: set[str]
+    unread: set[ir.Node] = dataclasses.field(default_factory=set)
+
+    def run(self) -> tuple[reports.FusionReport, bool]:
+        """What became of all attention, and whether a graph was changed."""
+        report, changed = NOTHING, False
+        for graph in (self.model.graph, *self.model.graph.subgraphs()):  # subgraphs: those of If, Loop and Scan
+            masks = MaskContext()
+            for node in list(graph):
+                outcome, fused = self._visit(node, masks, graph)
+                report, changed = report.joined(outcome), fused or changed
+        return report, changed
+
+    def _visit(self, node: ir.Node, masks: MaskContext, graph: ir.Graph) -> tuple[Outcome, bool]:
+        """What `node` adds to the report, and whether it was fused now."""
+        if is_attention_node(node):
+            return self._canonical(node), False
+        mark = read_mark(node)
+        if mark is not None and self.keeps(mark):
+            return _marked(mark), False
+        outcome, fused = self._read(node, masks, graph)
+        if mark is not None and not fused and not outcome.plain:
+            self.names.add(mark.name)
+            return _marked(mark, instead_of=outcome), False
+        return outcome, fused
+
+    def _read(self, node: ir.Node, masks: MaskContext, graph: ir.Graph) -> tuple[Outcome, bool]:
+        core = read_core(node) or unread_attention(node, self.unread)
         if core is None:
-            core = unread_attention(node, self._unread)
-        if core is None:
-            unlike = unsoftmaxed_attention(node, self._unread)
-            if unlike is not None:
-                self._decline(node_name(node), unlike)
-            return False
-        if isinstance(core, Declined):
-            if normalises_operands(node):
-                self._decline(node_name(node), divided_by_norms(node) or core)
-            else:
-                self._extend(plain=(node_name(node),))
-            return False
-        return self._handle(core, recognise_attention(core, masks), graph, model)
+            unlike = unsoftmaxed_attention(node, self.unread)
+            return (_declined(node_name(node), unlike) if unlike is not None else NOTHING), False
+        if isinstance(core, Core):
+            return self._rewrite(core, recognise_attention(core, masks), graph)
+        if normalises_operands(node):
+            return _declined(node_name(node), divided_by_norms(node) or core), False
+        return Outcome(plain=(node_name(node),)), False
 
-    def _report_mark(self, mark: LoweredMark, before: reports.FusionReport | None = None) -> None:
-        """Report by `mark`, instead of what was added to the report `before` it."""
-        why = ""
-        if before is not None:
-            reasons = [miss.reason for miss in self.report.declined[len(before.declined) :]]
-            reasons += [refusal.reason for refusal in self.report.refused[len(before.refused) :]]
-            why = "; ".join(f"not made one node again: {reason}" for reason in reasons)
-            self.report = before
-        if mark.normalised:
-            self._extend(fused=(mark.as_fused(why=why),))
-        else:
-            self._extend(plain=(mark.name,))
-
-    def _handle(self, core: Core, found: Recognition, graph: ir.Graph, model: ir.Model) -> bool:
-        if isinstance(found, QKNormMatch):
-            found = dataclasses.replace(found, name=self._unique(found.name))
+    def _rewrite(self, core: Core, found: Recognition, graph: ir.Graph) -> tuple[Outcome, bool]:
         if isinstance(found, Plain):
-            self._extend(plain=(found.name,))
-            return False
+            return Outcome(plain=(found.name,)), False
         if isinstance(found, Declined):
-            self._decline(attention_name(core), found)
-            return False
+            return _declined(attention_name(core), found), False
+        match = dataclasses.replace(found, name=self._unique(found.name))
         try:
-            replacement = build_replacement(found)
+            replacement = build_replacement(match)
         except SpecError as error:
-            self._decline(
-                found.name, Declined(f"its shapes contradict each other: {error}", core.node, "change what the message names")
-            )
-            return False
-        proof = self._prove(replacement, model)
+            reason = f"its shapes contradict each other: {error}"
+            return _declined(match.name, Declined(reason, core.node, "change what the message names")), False
+        proof = self._prove(replacement)
         if proof.verdict == "refused":
             replacement.builder.drop()
-            refused = reports.Refused(name=found.name, reason=proof.reason, max_difference=proof.max_difference)
-            self._extend(refused=(refused,))
-            return False
-        sources = insert(replacement, graph)
-        note = f"unverified: {proof.reason}" if proof.verdict == "unverified" else proof.note
-        node = next(node for node in replacement.builder.nodes if is_attention_node(node))
-        fused = reports.FusedAttention(name=found.name, spec=found.spec, source_nodes=sources, note=note)
-        fused = _with_preparations(fused, node)
-        self._extend(fused=(fused,))
-        lengths = found.core.lengths
-        if lengths is not None and found.caches is not None and not lengths.is_buffer and COPIED_CACHE not in self.report.notes:
-            self._extend(notes=(COPIED_CACHE,))
-        return True
+            refused = reports.Refused(name=match.name, reason=proof.reason, max_difference=proof.max_difference)
+            return Outcome(refused=(refused,)), False
+        self.names.add(match.name)
+        return _insert(match, replacement, proof, graph), True
 
-    def _prove(self, replacement: Replacement, model: ir.Model) -> Proof:
-        if self._prover is None:
+    def _prove(self, replacement: Replacement) -> Proof:
+        if self.prover is None:
             return Proof(verdict="unverified", reason="no proof was asked for")
         try:
-            old, new = region_models(replacement, model)
+            old, new = region_models(replacement, self.model)
         except RegionError as error:
             return Proof(verdict="unverified", reason=str(error))
         AttachBodiesPass()(new)
-        return self._prover.prove(old, new)
+        return self.prover.prove(old, new)
 
     def _unique(self, name: str) -> str:
         """`name`, numbered where one module has several attentions: the node takes it, and lowering reports by it."""
-        taken = self._kept_names | {fused.name for fused in self.report.fused}
         candidates = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(2)))
-        return next(candidate for candidate in candidates if candidate not in taken)
+        return next(candidate for candidate in candidates if candidate not in self.names)
 
-    def _report_canonical(self, node: ir.Node) -> None:
+    def _canonical(self, node: ir.Node) -> Outcome:
         spec, inputs = read_attention_node(node)
         name = node.name or node_name(node)
         prepared = any(is_prepared(value) for value in (inputs.query, inputs.key))
-        if spec.has_norm or prepared:
-            self._extend(fused=(_with_preparations(reports.FusedAttention(name=name, spec=spec), node),))
-        else:
-            self._extend(plain=(name,))
+        if not (spec.has_norm or prepared):
+            return Outcome(plain=(name,))
+        self.names.add(name)
+        return Outcome(fused=(_with_preparations(reports.FusedAttention(name=name, spec=spec), node),))
 
-    def _decline(self, name: str, declined: Declined) -> None:
-        node = declined.node.name or declined.node.op_type if declined.node is not None else ""
-        entry = reports.Declined(name=name, reason=declined.reason, node=node, hint=declined.hint)
-        self._extend(declined=(entry,))
 
-    def _extend(self, **entries: tuple[object, ...]) -> None:
-        added = {field: (*getattr(self.report, field), *items) for field, items in entries.items()}
-        self.report = dataclasses.replace(self.report, **added)
+def _insert(match: QKNormMatch, replacement: Replacement, proof: Proof, graph: ir.Graph) -> Outcome:
+    """Put the canonical node into the graph; the entry that says so."""
+    sources = insert(replacement, graph)
+    note = f"unverified: {proof.reason}" if proof.verdict == "unverified" else proof.note
+    node = next(node for node in replacement.builder.nodes if is_attention_node(node))
+    fused = reports.FusedAttention(name=match.name, spec=match.spec, source_nodes=sources, note=note)
+    lengths = match.core.lengths
+    copied = lengths is not None and match.caches is not None and not lengths.is_buffer
+    return Outcome(fused=(_with_preparations(fused, node),), notes=(COPIED_CACHE,) if copied else ())
+
+
+def _marked(mark: LoweredMark, *, instead_of: Outcome = NOTHING) -> Outcome:
+    """What the mark of an earlier lowering says, and why the attention was not made one node again."""
+    reasons = [entry.reason for entry in (*instead_of.declined, *instead_of.refused)]
+    why = "; ".join(f"not made one node again: {reason}" for reason in reasons)
+    return Outcome(fused=(mark.as_fused(why=why),)) if mark.normalised else Outcome(plain=(mark.name,))
+
+
+def _declined(name: str, declined: Declined) -> Outcome:
+    node = declined.node.name or declined.node.op_type if declined.node is not None else ""
+    entry = reports.Declined(name=name, reason=declined.reason, node=node, hint=declined.hint)
+    return Outcome(declined=(entry,))
 
 
 def _with_preparations(fused: reports.FusedAttention, node: ir.Node) -> reports.FusedAttention:
     """With what nodes of their own do to the queries and keys of the canonical node `node`."""
     query, key = (preparations(value) for value in node.inputs[:2])
     return dataclasses.replace(fused, query_preparation=query, key_preparation=key)
-
-
-def insert(replacement: Replacement, graph: ir.Graph) -> tuple[str, ...]:
-    """Put the new nodes in place of the old ones; returns the names of those that nothing reads any more."""
-    inside = _inside(replacement)  # of a body, also nodes of the graphs around it
-    before = {node: node.name or node.outputs[0].name or node.op_type for node in (*graph, *inside)}
-    anchor = replacement.outputs[0][0].producer()
-    assert anchor is not None, "an attention's output is made by a node"
-    replacement.builder.insert_before(anchor)
-    for old, new in replacement.outputs:
-        early = _uses_before(old, anchor)
-        replace_value(old, new)
-        for reader, index in early:
-            reader.replace_input_with(index, old)
-    removed = _remove_unused([old.producer() for old, _ in replacement.outputs], inside)
-    left = [node for node in inside if node.graph is not None]
-    removed += _remove_unused(redirect_shape_readers(left, replacement.boundary), inside)
-    return tuple(sorted(before[node] for node in removed))
-
-
-def _uses_before(value: ir.Value, anchor: ir.Node) -> list[tuple[ir.Node, int]]:
-    """Where `value` is read in front of `anchor`: a mask may be computed from the same keys or values that are cached."""
-    readers = {usage.node for usage in value.uses()}
-    if readers <= {anchor} or anchor.graph is None:
-        return []
-    before = set(itertools.takewhile(lambda node: node is not anchor, anchor.graph))
-    return [(usage.node, usage.idx) for usage in value.uses() if usage.node in before]
-
-
-def _inside(replacement: Replacement) -> list[ir.Node]:
-    """The old nodes between the outputs and the boundary."""
-    waiting = [old.producer() for old, _ in replacement.outputs]
-    stop = {value.producer() for value in replacement.boundary}
-    found: dict[ir.Node, None] = {}
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in found and node not in stop:
-            found[node] = None
-            waiting += [value.producer() for value in node.inputs if value is not None]
-    return list(found)
-
-
-def _remove_unused(nodes: Sequence[ir.Node | None], inside: Sequence[ir.Node]) -> list[ir.Node]:
-    """Remove those of `nodes` that nothing reads any more, and what only they read, as far as it is `inside`."""
-    waiting, allowed = list(nodes), set(inside)
-    removed: list[ir.Node] = []
-    while waiting:
-        node = waiting.pop()
-        if node is None or node.graph is None or node not in allowed:
-            continue
-        if any(value.uses() or value.is_graph_output() for value in node.outputs):
-            continue
-        inputs = [value for value in node.inputs if value is not None]
-        node.graph.remove(node, safe=True)
-        removed.append(node)
-        waiting += [value.producer() for value in dict.fromkeys(inputs)]
-    return removed
-
-
-def _graphs(model: ir.Model) -> list[ir.Graph]:
-    """The main graph, and the graphs of If, Loop and Scan nodes in it."""
-    return [model.graph, *model.graph.subgraphs()]
