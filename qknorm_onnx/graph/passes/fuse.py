@@ -173,7 +173,7 @@ def _insert(match: QKNormMatch, replacement: Replacement, proof: Proof, graph: i
 
 def _marked(mark: LoweredMark, *, instead_of: Outcome = NOTHING) -> Outcome:
     """What the mark of an earlier lowering says, and why the attention was not made one node again."""
-    reasons = [entry.reason for entry in (*instead_of.declined, *instead_of.refused)]
+    reasons = [miss.reason for miss in instead_of.declined] + [refusal.reason for refusal in instead_of.refused]
     why = "; ".join(f"not made one node again: {reason}" for reason in reasons)
     return Outcome(fused=(mark.as_fused(why=why),)) if mark.normalised else Outcome(plain=(mark.name,))
 
