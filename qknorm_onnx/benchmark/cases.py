@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, assert_never
 
 from qknorm_onnx.benchmark.problem import Problem
 from qknorm_onnx.errors import InputError
-from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormKind, NormSpec, QKNormSpec, RotaryOrder, RotarySpec
+from qknorm_onnx.spec.qk_norm_spec import (
+    AttentionSpec,
+    EpsilonMode,
+    NormKind,
+    NormSpec,
+    QKNormSpec,
+    RotaryOrder,
+    RotarySpec,
+    normalises,
+)
 
 EPSILON: Final = 1e-6
 FASTEST_PEER: Final = "fastest peer"
@@ -121,18 +130,29 @@ def qwen3_spec(
     kv_num_heads: int = 8,
 ) -> QKNormSpec:
     """Qwen3-0.6B's attention (16:8 heads of 128), or a relative of it with another norm."""
-    epsilon = 0.0 if kind == "none" else EPSILON
+    epsilon = EPSILON if normalises(kind) else 0.0
+    mode, scale = _mode_and_scale(kind)
     norm = NormSpec(
         q_kind=kind,
         k_kind=kind,
         axis="hidden" if hidden else "head",
         q_epsilon=epsilon,
         k_epsilon=epsilon,
-        epsilon_mode="clamp" if kind == "l2" else "inside_sqrt",
+        epsilon_mode=mode,
     )
-    scale = 1.0 if kind == "l2" else 128**-0.5
     attention = AttentionSpec(q_num_heads=q_num_heads, kv_num_heads=kv_num_heads, scale=scale, is_causal=True)
     return QKNormSpec(attention=attention, norm=norm, rotary=RotarySpec(order=order))
+
+
+def _mode_and_scale(kind: NormKind) -> tuple[EpsilonMode, float]:
+    """What models with such a norm have: rows of length 1 need no 1 / sqrt(D)."""
+    match kind:
+        case "none" | "rms" | "layer":
+            return "inside_sqrt", 128**-0.5
+        case "l2":
+            return "clamp", 1.0
+        case _:
+            assert_never(kind)
 
 
 def _entries(problem: Problem, names: Sequence[str]) -> tuple[Entry, ...]:

@@ -5,6 +5,7 @@ Operators and their inputs as onnxruntime documents them (docs/ContribOperators.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +16,7 @@ from onnx import helper
 from qknorm_onnx.benchmark.contestant import Contestant, LeftOutError
 from qknorm_onnx.benchmark.onnx_contestants import OPSET, PRESENT_OF, BoundSession
 from qknorm_onnx.benchmark.problem import CACHES, Problem, Tensor, Tensors, rotary_tables, with_room
+from qknorm_onnx.spec.qk_norm_spec import rotates, rotates_after_norm
 
 CONTRIB_DOMAIN: Final = "com.microsoft"
 # `seqlens_k` is the number of all tokens of each row, the new ones included, less one.
@@ -34,7 +36,7 @@ def grouped_query_shared(problem: Problem, inputs: Tensors, threads: int) -> Con
 def multi_head(problem: Problem, inputs: Tensors, threads: int) -> Contestant:
     """SimplifiedLayerNormalization of q and k, then MultiHeadAttention, without a mask."""
     spec = problem.spec
-    plain = spec.rotary.order == "none" and not spec.attention.is_causal and spec.attention.group_size == 1
+    plain = not rotates(spec.rotary.order) and not spec.attention.is_causal and spec.attention.group_size == 1
     if not (plain and _rms_of_heads(problem)):
         raise LeftOutError("MultiHeadAttention serves attention without rotary, mask and shared heads here")
     attend = helper.make_node(
@@ -51,7 +53,7 @@ def multi_head(problem: Problem, inputs: Tensors, threads: int) -> Contestant:
 
 def _grouped_query(problem: Problem, inputs: Tensors, threads: int, *, shared: bool) -> Contestant:
     attention = problem.spec.attention
-    if problem.spec.rotary.order != "after_norm" or not attention.is_causal or not _rms_of_heads(problem):
+    if not rotates_after_norm(problem.spec.rotary.order) or not attention.is_causal or not _rms_of_heads(problem):
         raise LeftOutError("GroupQueryAttention serves causal attention with RMS norm of heads before the rotary")
     total = problem.cached + problem.new
     given = with_room(_in_float32(inputs), problem.cached, problem.new) if shared else _with_past(problem, inputs)
@@ -74,8 +76,8 @@ def _grouped_query(problem: Problem, inputs: Tensors, threads: int, *, shared: b
 
 def _rms_of_heads(problem: Problem) -> bool:
     norm = problem.spec.norm
-    plain = norm.epsilon_mode == "inside_sqrt" and norm.groups == 1 and not problem.temperature
-    return plain and (norm.q_kind, norm.k_kind, norm.axis) == ("rms", "rms", "head")
+    wanted = dataclasses.replace(norm, q_kind="rms", k_kind="rms", axis="head", epsilon_mode="inside_sqrt", groups=1)
+    return norm == wanted and not problem.temperature
 
 
 def _in_float32(inputs: Tensors) -> Tensors:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import numpy as np
 import numpy.typing as npt
 
-from qknorm_onnx.spec.qk_norm_spec import QKNormSpec
+from qknorm_onnx.spec.qk_norm_spec import NormKind, QKNormSpec, rotates, spans_heads
 from qknorm_onnx.spec.reference import qk_norm_attention
 from qknorm_onnx.spec.signature import Dtype
 
@@ -47,7 +47,7 @@ class Problem:
         out = {"query": normal(self.batch, self.new, attention.q_num_heads * size)}
         out |= {name: normal(self.batch, self.new, attention.kv_num_heads * size) for name in ("key", "value")}
         out |= self._parameters(rng)
-        if self.spec.rotary.order != "none":
+        if rotates(self.spec.rotary.order):
             cos, sin = rotary_tables(self.cached + self.new, size)
             out |= {"cos": cos[self.cached :], "sin": sin[self.cached :]}
         if self.cached:
@@ -58,10 +58,11 @@ class Problem:
         attention, norm, size = self.spec.attention, self.spec.norm, self.head_size
         out: Tensors = {}
         for side, kind, heads in (("q", norm.q_kind, attention.q_num_heads), ("k", norm.k_kind, attention.kv_num_heads)):
-            values = heads * size if norm.axis == "hidden" else size
-            if kind in ("rms", "layer"):
+            values = heads * size if spans_heads(norm.axis) else size
+            weighted, biased = _parameters_of(kind)
+            if weighted:
                 out[f"{side}_norm_weight"] = rng.normal(1, 0.3, values).astype(np.float32)
-            if kind == "layer":
+            if biased:
                 out[f"{side}_norm_bias"] = rng.normal(0, 0.3, values).astype(np.float32)
         if self.temperature:
             out["q_scale"] = rng.uniform(5, 15, (attention.q_num_heads, 1, 1)).astype(np.float32)
@@ -80,6 +81,19 @@ class Problem:
         if self.spec.attention.is_causal:
             pairs = self.new * self.cached + self.new * (self.new + 1) // 2
         return 4.0 * self.batch * self.spec.attention.q_num_heads * pairs * self.head_size
+
+
+def _parameters_of(kind: NormKind) -> tuple[bool, bool]:
+    """Whether such a norm usually has a gain, and a bias."""
+    match kind:
+        case "none" | "l2":
+            return False, False
+        case "rms":
+            return True, False
+        case "layer":
+            return True, True
+        case _:
+            assert_never(kind)
 
 
 def rotary_tables(length: int, head_size: int) -> tuple[Tensor, Tensor]:
@@ -103,7 +117,7 @@ def true_output(problem: Problem, inputs: Tensors) -> Tensor:
     """Y in float64, one key head after the other where the norm allows it, so that the logits fit into memory."""
     spec, size = problem.spec, problem.head_size
     attention = spec.attention
-    if spec.norm.axis == "hidden":
+    if spans_heads(spec.norm.axis):
         return qk_norm_attention(spec, inputs)["Y"]
     group = attention.group_size
     alone = dataclasses.replace(spec, attention=dataclasses.replace(attention, q_num_heads=group, kv_num_heads=1))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import numpy as np
 
 from qknorm_onnx.benchmark.contestant import Contestant, LeftOutError
 from qknorm_onnx.benchmark.problem import CACHES, PARAMETERS, Problem, Tensor, Tensors, with_room
 from qknorm_onnx.errors import InputError
-from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec
+from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, rotates_after_norm, rotates_before_norm, spans_heads
 
 if TYPE_CHECKING:
     import torch
@@ -114,13 +114,13 @@ def _heads(x: torch.Tensor, num_heads: int) -> torch.Tensor:
 def _prepared(spec: QKNormRotarySpec, values: Values, name: str) -> torch.Tensor:
     """Norm and rotary of the query or key: (B, H, S, D)."""
     x, weight, bias = values[name], values.get(f"{name[0]}_norm_weight"), values.get(f"{name[0]}_norm_bias")
-    if spec.axis == "hidden":
+    if spans_heads(spec.axis):
         x = _heads(_normed(spec, x, weight, bias), spec.num_heads)
     else:
         x = _heads(x, spec.num_heads)
-        x = _rotated(x, values) if spec.rotary.order == "before_norm" else x
+        x = _rotated(x, values) if rotates_before_norm(spec.rotary.order) else x
         x = _normed(spec, x, weight, bias)
-    x = _rotated(x, values) if spec.rotary.order == "after_norm" else x
+    x = _rotated(x, values) if rotates_after_norm(spec.rotary.order) else x
     return x.transpose(1, 2)
 
 
@@ -128,11 +128,17 @@ def _normed(spec: QKNormRotarySpec, x: torch.Tensor, weight: torch.Tensor | None
     from torch.nn import functional
 
     size = x.shape[-1:]
-    if spec.kind == "rms":
-        return functional.rms_norm(x, size, weight, spec.epsilon)
-    if spec.kind == "layer":
-        return functional.layer_norm(x, size, weight, bias, spec.epsilon)
-    return x if spec.kind == "none" else functional.normalize(x, dim=-1, eps=spec.epsilon)
+    match spec.kind:
+        case "none":
+            return x
+        case "rms":
+            return functional.rms_norm(x, size, weight, spec.epsilon)
+        case "layer":
+            return functional.layer_norm(x, size, weight, bias, spec.epsilon)
+        case "l2":
+            return functional.normalize(x, dim=-1, eps=spec.epsilon)
+        case _:
+            assert_never(spec.kind)
 
 
 def _rotated(x: torch.Tensor, values: Values) -> torch.Tensor:

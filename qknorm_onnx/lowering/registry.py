@@ -164,6 +164,7 @@ def _lower_node(node: ir.Node, around: _Surroundings, *, target: str, provider: 
 
 
 def _refusal(target: Target, spec: Spec, opset: int, *, converted: bool) -> str | None:
+    spec.check()
     unknown = unknown_fields(spec, target.known_fields)
     if unknown:
         return f"it does not know {', '.join(unknown)}"

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Final
 
-from qknorm_onnx.spec.qk_norm_spec import UNLIMITED_WINDOW, AttentionSpec, NormSpec, QKNormSpec, RotarySpec
+from qknorm_onnx.spec.qk_norm_spec import UNLIMITED_WINDOW, AttentionSpec, NormSpec, QKNormSpec, RotarySpec, normalises, rotates
 from qknorm_onnx.spec.signature import Dtype
 
 SIGNIFICANT_DIGITS: Final = 6
@@ -20,6 +20,7 @@ def canonical(spec: QKNormSpec, *, dtype: Dtype = "float32") -> QKNormSpec:
     square roots or folded with others are compared by six significant digits. What belongs to the weights rather than to
     the spec (1 + w folded, weights of ones dropped) is done where the node's inputs are made.
     """
+    spec.check()
     narrow = dtype in ("float16", "bfloat16")
     return QKNormSpec(
         attention=_canonical_attention(spec.attention, narrow=narrow),
@@ -46,8 +47,8 @@ def _canonical_norm(spec: QKNormSpec, *, narrow: bool) -> NormSpec:
     if not spec.has_norm:
         return NormSpec()
     single_head = spec.attention.q_num_heads == spec.attention.kv_num_heads == 1
-    q_epsilon = _rounded(norm.q_epsilon) if norm.q_kind != "none" else 0.0
-    k_epsilon = _rounded(norm.k_epsilon) if norm.k_kind != "none" else 0.0
+    q_epsilon = _rounded(norm.q_epsilon) if normalises(norm.q_kind) else 0.0
+    k_epsilon = _rounded(norm.k_epsilon) if normalises(norm.k_kind) else 0.0
     return dataclasses.replace(
         norm,
         axis="head" if single_head else norm.axis,
@@ -58,7 +59,7 @@ def _canonical_norm(spec: QKNormSpec, *, narrow: bool) -> NormSpec:
 
 
 def _canonical_rotary(rotary: RotarySpec) -> RotarySpec:
-    return RotarySpec() if rotary.order == "none" else rotary
+    return rotary if rotates(rotary.order) else RotarySpec()
 
 
 def _rounded(value: float) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec
+from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec, needs_float64, rotates, rotates_before_norm
 from qknorm_onnx.spec.signature import ATTENTION_OP, KERNEL_DTYPES, Dtype
 
 CUDA_DTYPES: Final = KERNEL_DTYPES[ATTENTION_OP, "cuda"]
@@ -24,13 +24,14 @@ def cuda_refusal(spec: QKNormSpec | QKNormRotarySpec, *, dtype: Dtype, head_size
         dtype: type T of its first input.
         head_sizes: D and Dv where they are known.
     """
+    spec.check()
     if dtype not in CUDA_DTYPES:
         return f"the CUDA kernels compute in float32: {dtype} has none"
-    if isinstance(spec, QKNormSpec) and spec.attention.softmax_precision == "float64":
+    if isinstance(spec, QKNormSpec) and needs_float64(spec.attention.softmax_precision):
         return "the CUDA kernels compute the softmax in float32: softmax_precision 'float64' has none"
-    if spec.rotary.order != "none" and spec.rotary.interleaved and spec.rotary.offset % 2:
+    if rotates(spec.rotary.order) and spec.rotary.interleaved and spec.rotary.offset % 2:
         return f"interleaved rotary pairs from the odd offset {spec.rotary.offset} have no CUDA kernel"
-    if spec.rotary.order == "before_norm" and _groups(spec) > 1:
+    if rotates_before_norm(spec.rotary.order) and _groups(spec) > 1:
         return "norm_groups of a head that is rotated before its norm have no CUDA kernel"
     too_large = [size for size in head_sizes if size > LARGEST_HEAD]
     if too_large:

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import assert_never
 
-from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec
+from qknorm_onnx.spec.qk_norm_spec import (
+    AttentionSpec,
+    EpsilonMode,
+    NormKind,
+    NormSpec,
+    QKNormRotarySpec,
+    QKNormSpec,
+    RotarySpec,
+    normalises,
+    rotates,
+    rotates_before_norm,
+    spans_heads,
+)
 
 
 def one_line(spec: QKNormSpec, *, query: Sequence[QKNormRotarySpec] = (), key: Sequence[QKNormRotarySpec] = ()) -> str:
@@ -12,6 +25,7 @@ def one_line(spec: QKNormSpec, *, query: Sequence[QKNormRotarySpec] = (), key: S
 
     query, key: what nodes of their own do to queries and keys in front of the attention, one for each stream.
     """
+    spec.check()
     own = _in_order(_norm(spec.norm), _rotary(spec.rotary), spec.rotary)
     prepared = ", then ".join(part for part in (_in_front(query, key), own) if part) or "q and k as they come"
     return ", ".join([prepared, *_attention(spec.attention)])
@@ -25,17 +39,17 @@ def _in_front(query: Sequence[QKNormRotarySpec], key: Sequence[QKNormRotarySpec]
 
 
 def _preparation(spec: QKNormRotarySpec) -> str:
-    norm = _with_details(_one_norm(spec.kind, spec.epsilon), spec) if spec.kind != "none" else ""
+    norm = _with_details(_one_norm(spec.kind, spec.epsilon), spec) if normalises(spec.kind) else ""
     return _in_order(norm, _rotary(spec.rotary), spec.rotary) or "as it comes"
 
 
 def _in_order(norm: str, rotary: str, spec: RotarySpec) -> str:
-    order = [rotary, norm] if spec.order == "before_norm" else [norm, rotary]
+    order = [rotary, norm] if rotates_before_norm(spec.order) else [norm, rotary]
     return ", then ".join(part for part in order if part)
 
 
 def _norm(norm: NormSpec) -> str:
-    if norm.q_kind == norm.k_kind == "none":
+    if not normalises(norm.q_kind) and not normalises(norm.k_kind):
         return ""
     if norm.q_kind == norm.k_kind and norm.q_epsilon == norm.k_epsilon:
         text = _one_norm(norm.q_kind, norm.q_epsilon)
@@ -45,21 +59,32 @@ def _norm(norm: NormSpec) -> str:
 
 
 def _with_details(text: str, norm: NormSpec | QKNormRotarySpec) -> str:
-    if norm.epsilon_mode != "inside_sqrt":
-        text += f" ({norm.epsilon_mode.replace('_', ' ')})"
-    if norm.axis == "hidden":
+    text += _epsilon_place(norm.epsilon_mode)
+    if spans_heads(norm.axis):
         text += " over all heads"
     if norm.groups > 1:
         text += f" in {norm.groups} groups"
     return text
 
 
-def _one_norm(kind: str, epsilon: float) -> str:
-    return "un-normed" if kind == "none" else f"{kind} eps {epsilon:.3g}"
+def _epsilon_place(mode: EpsilonMode) -> str:
+    match mode:
+        case "inside_sqrt":
+            return ""
+        case "clamp":
+            return " (clamp)"
+        case "outside_sqrt":
+            return " (outside sqrt)"
+        case _:
+            assert_never(mode)
+
+
+def _one_norm(kind: NormKind, epsilon: float) -> str:
+    return f"{kind} eps {epsilon:.3g}" if normalises(kind) else "un-normed"
 
 
 def _rotary(rotary: RotarySpec) -> str:
-    if rotary.order == "none":
+    if not rotates(rotary.order):
         return ""
     text = "interleaved rotary" if rotary.interleaved else "rotary"
     if rotary.embedding_dim:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, assert_never, get_args
 
 import numpy as np
 
@@ -24,6 +24,77 @@ RotaryOrder = Literal["none", "after_norm", "before_norm"]
 SoftmaxPrecision = Literal["float32", "float64", "float16", "bfloat16"]
 
 UNLIMITED_WINDOW: Final = -1
+
+
+def normalises(kind: NormKind) -> bool:
+    """Whether there is a norm."""
+    match kind:
+        case "none":
+            return False
+        case "rms" | "layer" | "l2":
+            return True
+        case _:
+            assert_never(kind)
+
+
+def spans_heads(axis: NormAxis) -> bool:
+    """Whether a normalised row holds all heads of a token, not one."""
+    match axis:
+        case "head":
+            return False
+        case "hidden":
+            return True
+        case _:
+            assert_never(axis)
+
+
+def rounds_before_weight(order: NormWeightOrder) -> bool:
+    """Whether a normalised row is rounded to the tensor's type before its gain multiplies."""
+    match order:
+        case "before_cast":
+            return False
+        case "after_cast":
+            return True
+        case _:
+            assert_never(order)
+
+
+def rotates_before_norm(order: RotaryOrder) -> bool:
+    """Whether the norm gets rotated rows."""
+    match order:
+        case "none" | "after_norm":
+            return False
+        case "before_norm":
+            return True
+        case _:
+            assert_never(order)
+
+
+def rotates_after_norm(order: RotaryOrder) -> bool:
+    """Whether what the norm (if there is one) makes is rotated."""
+    match order:
+        case "none" | "before_norm":
+            return False
+        case "after_norm":
+            return True
+        case _:
+            assert_never(order)
+
+
+def rotates(order: RotaryOrder) -> bool:
+    """Whether there is a rotary embedding, and so tables."""
+    return rotates_before_norm(order) or rotates_after_norm(order)
+
+
+def needs_float64(precision: SoftmaxPrecision) -> bool:
+    """Whether logits and softmax need float64 in a node of a narrower type; float32 is always there."""
+    match precision:
+        case "float64":
+            return True
+        case "float32" | "float16" | "bfloat16":
+            return False
+        case _:
+            assert_never(precision)
 
 
 class SpecError(ValueError):
@@ -44,6 +115,32 @@ def round_to_float32(value: float) -> float:
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise SpecError(message)
+
+
+def _epsilon_inside_refusal(kind: NormKind) -> str:
+    """Why no epsilon can be under the root of this kind; empty where one can."""
+    match kind:
+        case "none" | "rms" | "layer":
+            return ""
+        case "l2":
+            return (
+                "x / sqrt(sum(x^2) + eps) has one spelling: kind 'rms' with eps / D and a weight of 1 / sqrt(D); "
+                "use epsilon_mode 'clamp' or 'outside_sqrt' for kind 'l2'"
+            )
+        case _:
+            assert_never(kind)
+
+
+def _check_epsilon_mode(mode: EpsilonMode, kinds: tuple[NormKind, ...]) -> None:
+    match mode:
+        case "inside_sqrt":
+            for kind in kinds:
+                reason = _epsilon_inside_refusal(kind)
+                _require(not reason, reason)
+        case "clamp" | "outside_sqrt":
+            pass
+        case _:
+            assert_never(mode)
 
 
 def _require_choice(owner: str, field: str, value: object, choices: Any) -> None:
@@ -92,6 +189,10 @@ class NormSpec:
     )
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raises SpecError where a value is unknown or two contradict each other, also if it got past the constructor."""
         _require_choice("NormSpec", "q_kind", self.q_kind, NormKind)
         _require_choice("NormSpec", "k_kind", self.k_kind, NormKind)
         _require_choice("NormSpec", "axis", self.axis, NormAxis)
@@ -103,12 +204,7 @@ class NormSpec:
             self.q_epsilon >= 0 and self.k_epsilon >= 0,
             f"NormSpec epsilons are {self.q_epsilon} and {self.k_epsilon}; they must not be negative",
         )
-        uses_l2 = "l2" in (self.q_kind, self.k_kind)
-        _require(
-            not (uses_l2 and self.epsilon_mode == "inside_sqrt"),
-            "x / sqrt(sum(x^2) + eps) has one spelling: kind 'rms' with eps / D and a weight of 1 / sqrt(D); "
-            "use epsilon_mode 'clamp' or 'outside_sqrt' for kind 'l2'",
-        )
+        _check_epsilon_mode(self.epsilon_mode, (self.q_kind, self.k_kind))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,6 +223,10 @@ class RotarySpec:
     sections: int = attribute("rotary_sections", "blocks that are rotated each on its own (2-D rotary)", default=1)
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raises SpecError where a value is unknown or two contradict each other, also if it got past the constructor."""
         _require_choice("RotarySpec", "order", self.order, RotaryOrder)
         _require(self.embedding_dim >= 0, f"RotarySpec.embedding_dim is {self.embedding_dim}; it must not be negative")
         _require(self.offset >= 0, f"RotarySpec.offset is {self.offset}; it must not be negative")
@@ -176,6 +276,10 @@ class AttentionSpec:
     )
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raises SpecError where a value is unknown or two contradict each other, also if it got past the constructor."""
         _require(self.q_num_heads >= 1, f"q_num_heads is {self.q_num_heads}; it must be at least 1")
         _require(self.kv_num_heads >= 1, f"kv_num_heads is {self.kv_num_heads}; it must be at least 1")
         _require(
@@ -205,19 +309,26 @@ class QKNormSpec:
     rotary: RotarySpec = dataclasses.field(default_factory=RotarySpec)
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raises SpecError where a value is unknown or two contradict each other, also if it got past the constructor."""
+        self.attention.check()
+        self.norm.check()
+        self.rotary.check()
         _require(
-            self.rotary.order != "before_norm" or (self.norm.q_kind, self.norm.k_kind) != ("none", "none"),
+            self.has_norm or not rotates_before_norm(self.rotary.order),
             "rotary order 'before_norm' needs a norm; without one use 'after_norm'",
         )
         _require(
-            self.rotary.order != "before_norm" or self.norm.axis == "head",
+            not rotates_before_norm(self.rotary.order) or not spans_heads(self.norm.axis),
             "rotary order 'before_norm' needs norm axis 'head': a hidden norm runs before the head split",
         )
 
     @property
     def has_norm(self) -> bool:
         """Whether q or k is normalised by this node itself."""
-        return self.norm.q_kind != "none" or self.norm.k_kind != "none"
+        return normalises(self.norm.q_kind) or normalises(self.norm.k_kind)
 
     @property
     def query_preparation(self) -> QKNormRotarySpec:
@@ -231,8 +342,10 @@ class QKNormSpec:
 
     def _preparation(self, kind: NormKind, epsilon: float, num_heads: int) -> QKNormRotarySpec:
         # One side may be un-normed (k-only norms): its rotary then has no order to speak of.
-        order: RotaryOrder = "after_norm" if kind == "none" and self.rotary.order == "before_norm" else self.rotary.order
-        mode: EpsilonMode = "inside_sqrt" if kind == "none" else self.norm.epsilon_mode
+        self.check()
+        normed = normalises(kind)
+        order: RotaryOrder = self.rotary.order if normed or not rotates(self.rotary.order) else "after_norm"
+        mode: EpsilonMode = self.norm.epsilon_mode if normed else "inside_sqrt"
         return QKNormRotarySpec(
             num_heads=num_heads,
             kind=kind,
@@ -259,6 +372,11 @@ class QKNormRotarySpec:
     rotary: RotarySpec = dataclasses.field(default_factory=RotarySpec)
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raises SpecError where a value is unknown or two contradict each other, also if it got past the constructor."""
+        self.rotary.check()
         _require(self.num_heads >= 1, f"num_heads is {self.num_heads}; it must be at least 1")
         norm = NormSpec(
             q_kind=self.kind,

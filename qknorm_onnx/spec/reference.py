@@ -8,8 +8,8 @@ have no effect here: this is the exact value that every rounding is judged again
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,10 @@ from qknorm_onnx.spec.qk_norm_spec import (
     QKNormRotarySpec,
     QKNormSpec,
     RotarySpec,
+    normalises,
+    rotates_after_norm,
+    rotates_before_norm,
+    spans_heads,
 )
 from qknorm_onnx.spec.shape_inference import check_attention_inputs, check_rotary_inputs
 
@@ -103,14 +107,14 @@ def prepare(
 ) -> Array:
     """Norm, rotary and scale of projected x (B, S, H*D), in the order that the spec says; returns (B, H, S, D)."""
     x_bshd = split_heads(x, spec.num_heads)
-    if spec.rotary.order == "before_norm":
+    if rotates_before_norm(spec.rotary.order):
         x_bshd = rotate(spec.rotary, x_bshd, cos, sin)
     x_bshd = normalize(spec, x_bshd)
     if weight is not None:
         x_bshd = x_bshd * per_head(weight, x_bshd)
     if bias is not None:
         x_bshd = x_bshd + per_head(bias, x_bshd)
-    if spec.rotary.order == "after_norm":
+    if rotates_after_norm(spec.rotary.order):
         x_bshd = rotate(spec.rotary, x_bshd, cos, sin)
     x_bhsd = x_bshd.transpose(0, 2, 1, 3)
     return x_bhsd if scale is None else x_bhsd * scale
@@ -148,33 +152,48 @@ def per_head(parameter: Array, x_bshd: Array) -> Array:
 
 def normalize(spec: QKNormRotarySpec, x_bshd: Array) -> Array:
     """x over its statistics, without gain and bias. RMSNorm arXiv 1910.07467, LayerNorm 1607.06450, L2 QK-Norm 2010.04245."""
-    if spec.kind == "none":
+    if not normalises(spec.kind):
         return x_bshd
     batch, length, num_heads, head_size = x_bshd.shape
-    rows = (num_heads, head_size) if spec.axis == "head" else (1, num_heads * head_size)
+    rows = (1, num_heads * head_size) if spans_heads(spec.axis) else (num_heads, head_size)
     grouped = x_bshd.reshape(batch, length, rows[0], spec.groups, rows[1] // spec.groups)
-    if spec.kind == "layer":
-        shifted = grouped - grouped[..., :1]  # first, so that a constant row is exactly zero, whatever its mean rounds to
-        grouped = shifted - shifted.mean(-1, keepdims=True)
-    size = _row_size(spec.kind, grouped)
-    return (grouped / _denominator(size, spec.epsilon, spec.epsilon_mode)).reshape(x_bshd.shape)
+    rows_of_kind, size = _rows_and_size(spec.kind, grouped)
+    return (rows_of_kind / _denominator(size, spec.epsilon, spec.epsilon_mode)).reshape(x_bshd.shape)
 
 
-def _row_size(kind: NormKind, rows: Array) -> Array:
-    """The Euclidean norm of each row (`l2`) or its root mean square, scaled by the largest value so that no square overflows."""
+def _rows_and_size(kind: NormKind, rows: Array) -> tuple[Array, Array]:
+    """What is divided, and what by: the rows (`layer`: centred), and the size of each without its epsilon."""
+    match kind:
+        case "none":
+            return rows, np.ones_like(rows[..., :1])
+        case "rms":
+            return rows, _root(np.mean, rows)
+        case "layer":
+            shifted = rows - rows[..., :1]  # first, so that a constant row is exactly zero, whatever its mean rounds to
+            centred = shifted - shifted.mean(-1, keepdims=True)
+            return centred, _root(np.mean, centred)
+        case "l2":
+            return rows, _root(np.sum, rows)
+        case _:
+            assert_never(kind)
+
+
+def _root(mean_or_sum: Callable[..., Array], rows: Array) -> Array:
+    """The root of the mean or sum of each row's squares, scaled by the largest value so that no square overflows."""
     largest = np.maximum(np.abs(rows).max(-1, keepdims=True, initial=0.0), TINY)
-    squares = np.square(rows / largest)
-    total = squares.sum(-1, keepdims=True) if kind == "l2" else squares.mean(-1, keepdims=True)
-    return np.asarray(largest * np.sqrt(total))
+    return np.asarray(largest * np.sqrt(mean_or_sum(np.square(rows / largest), axis=-1, keepdims=True)))
 
 
 def _denominator(size: Array, epsilon: float, mode: EpsilonMode) -> Array:
-    if mode == "inside_sqrt":
-        size = np.hypot(size, np.sqrt(epsilon))
-    elif mode == "clamp":
-        size = np.maximum(size, epsilon)
-    else:
-        size = size + epsilon
+    match mode:
+        case "inside_sqrt":
+            size = np.hypot(size, np.sqrt(epsilon))
+        case "clamp":
+            size = np.maximum(size, epsilon)
+        case "outside_sqrt":
+            size = size + epsilon
+        case _:
+            assert_never(mode)
     return np.maximum(size, TINY)
 
 

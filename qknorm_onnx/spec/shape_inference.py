@@ -11,7 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
+from qknorm_onnx.spec.qk_norm_spec import (
+    QKNormRotarySpec,
+    QKNormSpec,
+    RotarySpec,
+    SpecError,
+    normalises,
+    rotates,
+    spans_heads,
+)
 
 Dim = int | str | None
 Shape = Sequence[Dim]
@@ -41,6 +49,7 @@ def infer_rotary_outputs(spec: QKNormRotarySpec, shapes: Shapes) -> dict[str, li
 
 def check_attention_inputs(spec: QKNormSpec, shapes: Shapes) -> None:
     """Raises SpecError, naming the input, if `shapes` (by input name; absent inputs left out) contradict `spec`."""
+    spec.check()
     attention = spec.attention
     q_heads, kv_heads = attention.q_num_heads, attention.kv_num_heads
     _check_projections(spec, shapes)
@@ -63,6 +72,7 @@ def check_attention_inputs(spec: QKNormSpec, shapes: Shapes) -> None:
 
 def check_rotary_inputs(spec: QKNormRotarySpec, shapes: Shapes) -> None:
     """Raises SpecError, naming the input, if `shapes` of a `QKNormRotary` contradict `spec`."""
+    spec.check()
     _check_given(("x",), shapes)
     x = shapes["x"]
     _check_rank("x", x, 3)
@@ -109,7 +119,7 @@ def _check_projections(spec: QKNormSpec, shapes: Shapes) -> None:
         raise SpecError(f"key has shape {_text(key)}, head size {of_key}; {head_size} is expected, as in query {_text(query)}")
     if _differ(value[1], key[1]):
         raise SpecError(f"value has shape {_text(value)}; it needs as many positions as key {_text(key)}")
-    if spec.rotary.order != "none" and _differ(key[1], query[1]):
+    if rotates(spec.rotary.order) and _differ(key[1], query[1]):
         raise SpecError(
             f"key has shape {_text(key)}; with a rotary embedding it shares the tables of the query and needs "
             f"{query[1]} positions"
@@ -160,13 +170,13 @@ def _check_norm(x_name: str, prefix: str, shapes: Shapes, spec: QKNormRotarySpec
     x = shapes[x_name]
     head_size = divide(x[2], spec.num_heads)
     _check_heads_not_empty(x_name, x, head_size)
-    row = x[2] if spec.axis == "hidden" else head_size
+    row = x[2] if spans_heads(spec.axis) else head_size
     if isinstance(row, int) and row % spec.groups:
         raise SpecError(f"norm_groups {spec.groups} does not divide the {row} values of a normalised row of {x_name}")
     for part in ("weight", "bias"):
         name = f"{prefix}_{part}" if prefix else part
         if name in shapes:
-            _check_norm_parameter(name, shapes[name], spec.num_heads, head_size, normalised=spec.kind != "none")
+            _check_norm_parameter(name, shapes[name], spec.num_heads, head_size, normalised=normalises(spec.kind))
 
 
 def _check_norm_parameter(name: str, shape: Shape, num_heads: int, head_size: Dim, *, normalised: bool) -> None:
@@ -181,7 +191,7 @@ def _check_norm_parameter(name: str, shape: Shape, num_heads: int, head_size: Di
 
 def _check_tables(rotary: RotarySpec, shapes: Shapes, x: Shape, head_size: Dim, *, num_heads: int) -> None:
     present = [name for name in ("cos", "sin") if name in shapes]
-    if rotary.order == "none":
+    if not rotates(rotary.order):
         if present:
             raise SpecError(f"{present[0]} is given, but rotary_order is 'none'")
         return

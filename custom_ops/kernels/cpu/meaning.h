@@ -23,32 +23,6 @@ QKNORM_MEANING bool normalises(spec::NormKind kind) {
   return false;
 }
 
-// Whether the mean of a row is subtracted from it.
-QKNORM_MEANING bool centres(spec::NormKind kind) {
-  switch (kind) {
-    case spec::NormKind::kNone:
-    case spec::NormKind::kRms:
-    case spec::NormKind::kL2:
-      return false;
-    case spec::NormKind::kLayer:
-      return true;
-  }
-  return false;
-}
-
-// Whether the size of a row is the root of the sum of its squares, not of their mean.
-QKNORM_MEANING bool sums_squares(spec::NormKind kind) {
-  switch (kind) {
-    case spec::NormKind::kNone:
-    case spec::NormKind::kRms:
-    case spec::NormKind::kLayer:
-      return false;
-    case spec::NormKind::kL2:
-      return true;
-  }
-  return false;
-}
-
 // Whether a row is all heads of a token, not one head.
 QKNORM_MEANING bool spans_heads(spec::NormAxis axis) {
   switch (axis) {

@@ -8,11 +8,26 @@ inputs are computed in float64 throughout.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
-from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, EpsilonMode, NormKind, QKNormRotarySpec, QKNormSpec, RotarySpec
+from qknorm_onnx.spec.qk_norm_spec import (
+    AttentionSpec,
+    EpsilonMode,
+    NormKind,
+    QKNormRotarySpec,
+    QKNormSpec,
+    RotarySpec,
+    SoftmaxPrecision,
+    needs_float64,
+    normalises,
+    rotates_after_norm,
+    rotates_before_norm,
+    rounds_before_weight,
+    spans_heads,
+)
 
 Tensors = Mapping[str, Tensor]
 Outputs = tuple[Tensor, Tensor, Tensor]
@@ -28,6 +43,7 @@ def attention(spec: QKNormSpec, inputs: Tensors) -> Outputs:
 
     `inputs` are those of `signature.ATTENTION_INPUTS` that are present, with shapes that were checked before.
     """
+    spec.check()
     dtype = inputs["query"].dtype
     query_bhsd = prepare(spec.query_preparation, _preparation_inputs(inputs, "query", "q_norm", scale="q_scale"))
     key_bhsd = prepare(spec.key_preparation, _preparation_inputs(inputs, "key", "k_norm"))
@@ -55,6 +71,7 @@ def attention(spec: QKNormSpec, inputs: Tensors) -> Outputs:
 
 def rotary(spec: QKNormRotarySpec, inputs: Tensors) -> Tensor:
     """Y (B, S, H*D) of `QKNormRotary` for the `signature.ROTARY_INPUTS` that are present."""
+    spec.check()
     return prepare(spec, inputs).transpose(1, 2).flatten(2).to(inputs["x"].dtype)
 
 
@@ -67,16 +84,16 @@ def prepare(spec: QKNormRotarySpec, inputs: Tensors) -> Tensor:
     """Norm, rotary and scale of projected x (B, S, H*D), in the compute type: (B, H, S, D)."""
     x, dtype = inputs["x"], compute_dtype(inputs["x"].dtype)
     x_bshd = _split_heads(x, spec.num_heads).to(dtype)
-    if spec.rotary.order == "before_norm":
+    if rotates_before_norm(spec.rotary.order):
         x_bshd = rotate(spec.rotary, x_bshd, inputs)
     x_bshd = normalize(spec, x_bshd)
-    if spec.weight_order == "after_cast" and spec.kind != "none":
+    if rounds_before_weight(spec.weight_order) and normalises(spec.kind):
         x_bshd = x_bshd.to(x.dtype).to(dtype)
     if "weight" in inputs:
         x_bshd = x_bshd * _per_head(inputs["weight"], x_bshd)
     if "bias" in inputs:
         x_bshd = x_bshd + _per_head(inputs["bias"], x_bshd)
-    if spec.rotary.order == "after_norm":
+    if rotates_after_norm(spec.rotary.order):
         x_bshd = rotate(spec.rotary, x_bshd, inputs)
     x_bhsd = x_bshd.transpose(1, 2)
     return x_bhsd * inputs["scale"].to(dtype) if "scale" in inputs else x_bhsd
@@ -105,36 +122,51 @@ def _per_head(parameter: Tensor, x_bshd: Tensor) -> Tensor:
 
 def normalize(spec: QKNormRotarySpec, x_bshd: Tensor) -> Tensor:
     """x over its statistics, without gain and bias."""
-    if spec.kind == "none":
+    if not normalises(spec.kind):
         return x_bshd
-    rows = x_bshd if spec.axis == "head" else x_bshd.flatten(2)
+    rows = x_bshd.flatten(2) if spans_heads(spec.axis) else x_bshd
     grouped = _split_last(rows, spec.groups)
-    if spec.kind == "layer":
-        grouped = grouped - grouped.mean(-1, keepdim=True)
+    grouped, size = _rows_and_size(spec.kind, grouped)
     tiny = torch.finfo(grouped.dtype).tiny
-    denominator = _denominator(_row_size(spec.kind, grouped), spec.epsilon, spec.epsilon_mode).clamp_min(tiny)
+    denominator = _denominator(size, spec.epsilon, spec.epsilon_mode).clamp_min(tiny)
     # Where only the bound keeps the denominator from zero there is no derivative; 1 / tiny would overflow to infinity.
     grouped = torch.where(denominator > tiny, grouped, grouped.detach())
     return (grouped / denominator).reshape(x_bshd.shape)
 
 
-def _row_size(kind: NormKind, rows: Tensor) -> Tensor:
-    """The Euclidean norm of each row (`l2`) or its root mean square. The scaling keeps every square in range and cancels."""
+def _rows_and_size(kind: NormKind, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """What is divided, and what by: the rows (`layer`: centred), and the size of each without its epsilon."""
+    match kind:
+        case "none":
+            return rows, torch.ones_like(rows[..., :1])
+        case "rms":
+            return rows, _length(rows) * rows.shape[-1] ** -0.5
+        case "layer":
+            centred = rows - rows.mean(-1, keepdim=True)
+            return centred, _length(centred) * rows.shape[-1] ** -0.5
+        case "l2":
+            return rows, _length(rows)
+        case _:
+            assert_never(kind)
+
+
+def _length(rows: Tensor) -> Tensor:
+    """The Euclidean norm of each row. The scaling keeps every square in range and cancels."""
     largest = rows.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
     size = torch.linalg.vector_norm(rows / largest, dim=-1, keepdim=True)  # its gradient at a zero row is zero
-    if kind != "l2":
-        size = size * rows.shape[-1] ** -0.5
     return largest * size
 
 
 def _denominator(size: Tensor, epsilon: float, mode: EpsilonMode) -> Tensor:
-    if mode == "clamp":
-        size = size.clamp_min(epsilon)
-    elif mode == "outside_sqrt":
-        size = size + epsilon
-    elif epsilon:
-        size = torch.hypot(size, torch.full_like(size, epsilon).sqrt())
-    return size
+    match mode:
+        case "inside_sqrt":
+            return torch.hypot(size, torch.full_like(size, epsilon).sqrt()) if epsilon else size
+        case "clamp":
+            return size.clamp_min(epsilon)
+        case "outside_sqrt":
+            return size + epsilon
+        case _:
+            assert_never(mode)
 
 
 def rotate(spec: RotarySpec, x_bshd: Tensor, inputs: Tensors) -> Tensor:
@@ -189,12 +221,17 @@ def attention_logits(spec: AttentionSpec, query_bhsd: Tensor, key_bhtd: Tensor) 
     """scale * q.k, clamped, then soft-capped: (B, Hq, S, T), in the spec's softmax precision at least. No masks yet."""
     grouped = _by_key_head(query_bhsd, spec.kv_num_heads)
     products = (grouped @ key_bhtd.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)
-    logits = spec.scale * products.to(torch.promote_types(products.dtype, getattr(torch, spec.softmax_precision)))
+    logits = spec.scale * products.to(_logit_dtype(products.dtype, spec.softmax_precision))
     if spec.logit_clamp:
         logits = logits.clamp(-spec.logit_clamp, spec.logit_clamp)
     if spec.softcap:
         logits = spec.softcap * torch.tanh(logits / spec.softcap)
     return logits
+
+
+def _logit_dtype(dtype: torch.dtype, precision: SoftmaxPrecision) -> torch.dtype:
+    """The type of logits and softmax: `dtype`, which is float32 at least, or float64 where that is asked for."""
+    return torch.float64 if needs_float64(precision) else dtype
 
 
 def _first_query_positions(inputs: Tensors, logits: Tensor) -> Tensor:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import torch
 from torch import Tensor, nn
 
-from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, SpecError
+from qknorm_onnx.spec.qk_norm_spec import (
+    AttentionSpec,
+    NormKind,
+    NormSpec,
+    QKNormSpec,
+    SpecError,
+    normalises,
+    rotates,
+    spans_heads,
+)
 from qknorm_onnx.torch_export.operators.torch_op import qk_norm_attention, qk_norm_attention_with_present
 
 # torch.nn.functional.normalize divides by max(norm, 1e-12).
@@ -94,7 +103,7 @@ class QKNormAttention(nn.Module):
             module.tau = nn.Parameter(q_scale.clone())
         if head_sink:
             module.head_sink = nn.Parameter(torch.zeros(spec.attention.q_num_heads))
-        if spec.rotary.order != "none":
+        if rotates(spec.rotary.order):
             spec.rotary.rotated_size(head_size)
             module.rotary_base = rotary_base
         return module
@@ -116,11 +125,11 @@ class QKNormAttention(nn.Module):
         sides = (("q", norm.q_kind, attention.q_num_heads), ("k", norm.k_kind, attention.kv_num_heads))
         for side, kind, heads in sides:
             shape = (heads, self.head_size) if per_head else (self.head_size,)
-            if norm.axis == "hidden":
+            if spans_heads(norm.axis):
                 shape = (heads * self.head_size,)
-            if kind != "none" and (weight if weight is not None else kind != "l2"):
+            if normalises(kind) and (weight if weight is not None else _usually_has_weight(kind)):
                 setattr(self, f"{side}_norm_weight", nn.Parameter(torch.ones(shape)))
-            if kind != "none" and bias:
+            if normalises(kind) and bias:
                 setattr(self, f"{side}_norm_bias", nn.Parameter(torch.zeros(shape)))
 
     def forward(
@@ -199,3 +208,13 @@ class QKNormAttention(nn.Module):
         from qknorm_onnx.spec.one_line import one_line
 
         return one_line(self.spec)
+
+
+def _usually_has_weight(kind: NormKind) -> bool:
+    match kind:
+        case "none" | "l2":
+            return False
+        case "rms" | "layer":
+            return True
+        case _:
+            assert_never(kind)

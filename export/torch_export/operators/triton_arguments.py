@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import torch
 import triton
@@ -12,7 +12,18 @@ from torch import Tensor
 
 from qknorm_onnx.custom_ops.kernels.cuda import arguments
 from qknorm_onnx.custom_ops.kernels.cuda.arguments import Logits, Mask, Positions, Rotary, Rows, Side
-from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, QKNormRotarySpec
+from qknorm_onnx.spec.qk_norm_spec import (
+    AttentionSpec,
+    EpsilonMode,
+    NormKind,
+    QKNormRotarySpec,
+    normalises,
+    rotates,
+    rotates_after_norm,
+    rotates_before_norm,
+    rounds_before_weight,
+    spans_heads,
+)
 
 TYPES: Final = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 UNLIMITED: Final = 1 << 30
@@ -35,19 +46,16 @@ def flags_of(spec: QKNormRotarySpec, inputs: Mapping[str, Tensor]) -> int:
     """`Side.flags` of one preparation with the inputs `weight`, `bias`, `scale`, `cos` that are given."""
     wide = {name: name in inputs and inputs[name].dtype == torch.float32 for name in ("weight", "bias", "scale", "cos")}
     size = inputs["x"].shape[2] // spec.num_heads
-    table = inputs["cos"].shape[-1] if spec.rotary.order != "none" else 0
-    bits = {
-        "NORMALISED": spec.kind != "none",
-        "CENTRED": spec.kind == "layer",
-        "CLAMPED": spec.kind != "none" and spec.epsilon_mode == "clamp",
-        "EPSILON_OUTSIDE": spec.kind != "none" and spec.epsilon_mode == "outside_sqrt",
-        "ROUNDED": spec.weight_order == "after_cast",
+    table = inputs["cos"].shape[-1] if rotates(spec.rotary.order) else 0
+    of_norm = {*_flags_of_kind(spec.kind), *(_flags_of_epsilon(spec.epsilon_mode) if normalises(spec.kind) else ())}
+    bits = dict.fromkeys(of_norm, True) | {
+        "ROUNDED": rounds_before_weight(spec.weight_order),
         "WEIGHT": "weight" in inputs,
         "WEIGHT_FLOAT32": wide["weight"],
         "BIAS": "bias" in inputs,
         "BIAS_FLOAT32": wide["bias"],
-        "ROTATED_FIRST": spec.rotary.order == "before_norm",
-        "ROTATED_LAST": spec.rotary.order == "after_norm",
+        "ROTATED_FIRST": rotates_before_norm(spec.rotary.order),
+        "ROTATED_LAST": rotates_after_norm(spec.rotary.order),
         "TABLE_FLOAT32": wide["cos"],
         "TABLE_WIDE": table > 0 and table == spec.rotary.rotated_size(size),
         "SCALE": "scale" in inputs,
@@ -56,9 +64,44 @@ def flags_of(spec: QKNormRotarySpec, inputs: Mapping[str, Tensor]) -> int:
     return sum(flag_value(getattr(arguments, name)) for name, value in bits.items() if value)
 
 
+def _flags_of_kind(kind: NormKind) -> tuple[str, ...]:
+    match kind:
+        case "none":
+            return ()
+        case "rms" | "l2":
+            return ("NORMALISED",)
+        case "layer":
+            return ("NORMALISED", "CENTRED")
+        case _:
+            assert_never(kind)
+
+
+def _inverse_count(kind: NormKind, count: int) -> float:
+    """1 / (the values that a mean of squares is over), 1 for their sum."""
+    match kind:
+        case "none" | "rms" | "layer":
+            return 1.0 / count
+        case "l2":
+            return 1.0
+        case _:
+            assert_never(kind)
+
+
+def _flags_of_epsilon(mode: EpsilonMode) -> tuple[str, ...]:
+    match mode:
+        case "inside_sqrt":
+            return ()
+        case "clamp":
+            return ("CLAMPED",)
+        case "outside_sqrt":
+            return ("EPSILON_OUTSIDE",)
+        case _:
+            assert_never(mode)
+
+
 def needs_statistics(spec: QKNormRotarySpec) -> bool:
     """Whether a normalised row is not one head: `row_statistics` must run first."""
-    return spec.kind != "none" and (spec.axis == "hidden" or spec.groups > 1)
+    return normalises(spec.kind) and (spans_heads(spec.axis) or spec.groups > 1)
 
 
 def _strides(tensor: Tensor | None, target: tuple[int, ...]) -> tuple[int, ...]:
@@ -69,7 +112,7 @@ def side_of(spec: QKNormRotarySpec, inputs: Mapping[str, Tensor], statistics: Te
     """Queries or keys `x` (B, L, H*D) with what prepares them; see `Side`."""
     x = inputs["x"]
     size = x.shape[2] // spec.num_heads
-    row = size if spec.axis == "head" else x.shape[2]
+    row = x.shape[2] if spans_heads(spec.axis) else size
     group_size = max(row // spec.groups, 1)
     gain, bias, scale = inputs.get("weight"), inputs.get("bias"), inputs.get("scale")
     scales = _strides(scale, (x.shape[0], spec.num_heads, x.shape[1], size))
@@ -91,7 +134,7 @@ def side_of(spec: QKNormRotarySpec, inputs: Mapping[str, Tensor], statistics: Te
         group_size=group_size,
         flags=flags_of(spec, inputs),
         epsilon=float(spec.epsilon),
-        inverse_count=1.0 if spec.kind == "l2" else 1.0 / group_size,
+        inverse_count=_inverse_count(spec.kind, group_size),
     )
 
 
@@ -102,7 +145,7 @@ def _head_stride(parameter: Tensor | None, size: int) -> int:
 def rotary_of(spec: QKNormRotarySpec, inputs: Mapping[str, Tensor]) -> Rotary:
     """The tables as (B, H, S, W) with strides of 0 where they are repeated."""
     x = inputs["x"]
-    if spec.rotary.order == "none":
+    if not rotates(spec.rotary.order):
         return Rotary(x, x, 0, 0, 0, 0, UNROTATED_SECTION, 0)
     cos, sin = (_four_axes(inputs[name]) for name in ("cos", "sin"))
     strides = _strides(cos, (x.shape[0], max(cos.shape[1], 1), x.shape[1], cos.shape[3]))

@@ -28,7 +28,7 @@ from qknorm_onnx.custom_ops.kernels.cuda.tiles import (
     prologue_tile,
 )
 from qknorm_onnx.spec.cuda_support import cuda_refusal
-from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec, SpecError
+from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec, SpecError, normalises, rotates
 from qknorm_onnx.torch_export.operators.triton_arguments import (
     logits_of,
     mask_of,
@@ -200,7 +200,7 @@ def _statistics(spec: QKNormRotarySpec, inputs: Tensors) -> Tensor | None:
 
 
 def _is_plain(spec: QKNormRotarySpec, inputs: Tensors) -> bool:
-    return spec.kind == "none" and spec.rotary.order == "none" and "scale" not in inputs
+    return not normalises(spec.kind) and not rotates(spec.rotary.order) and "scale" not in inputs
 
 
 def _prepare(

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Final
+from typing import Final, assert_never
 
 import numpy as np
 import onnx_ir as ir
 
 from qknorm_onnx.graph.canonical.body_builder import KEEP, BodyBuilder, Dim
-from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec
+from qknorm_onnx.spec.qk_norm_spec import (
+    EpsilonMode,
+    NormKind,
+    QKNormRotarySpec,
+    normalises,
+    rounds_before_weight,
+    spans_heads,
+)
 
 # Types of which no square overflows or vanishes in the compute type: their rows need no scaling.
 _SQUARES_FIT: Final = frozenset({ir.DataType.FLOAT16})
@@ -43,18 +50,18 @@ def normalize(
     x is (B, S, H*D) for norm axis `hidden`, (B, S, H, D) for `head`; the result is (B, S, H, D) for both.
     """
     split: list[Dim] = [KEEP, KEEP, spec.num_heads, head_size]
-    if spec.kind == "none":
-        return x if spec.axis == "head" else body.reshape(x, *split, name=f"{tag}_bshd")
+    if not normalises(spec.kind):
+        return body.reshape(x, *split, name=f"{tag}_bshd") if spans_heads(spec.axis) else x
     rows = _rows(body, spec, x, head_size=head_size, tag=tag)
-    if spec.kind == "layer":
+    if _is_centred(spec.kind):
         rows = _centre(body, rows, tag=tag)
     if precision.io in _SQUARES_FIT:
         normed = _divide_by_size(body, spec, rows, tag=tag)
     else:
         normed = _divide_by_scaled_size(body, spec, rows, tag=tag)
-    if spec.axis == "hidden" or spec.groups > 1:
+    if spans_heads(spec.axis) or spec.groups > 1:
         normed = body.reshape(normed, *split, name=f"{tag}_normed_bshd")
-    if spec.weight_order == "after_cast":
+    if rounds_before_weight(spec.weight_order):
         normed = body.cast(body.cast(normed, precision.io), precision.compute)
     return normed
 
@@ -63,11 +70,21 @@ def _rows(body: BodyBuilder, spec: QKNormRotarySpec, x: ir.Value, *, head_size: 
     """x with the values that share one statistic on the last axis."""
     if spec.groups == 1:
         return x
-    hidden = spec.axis == "hidden"
+    hidden = spans_heads(spec.axis)
     width = body.times(head_size, spec.num_heads) if hidden else head_size
     group = body.divide(width, spec.groups, name=f"{tag}_group_size")
     kept: list[Dim] = [KEEP, KEEP] if hidden else [KEEP, KEEP, KEEP]
     return body.reshape(x, *kept, spec.groups, group, name=f"{tag}_groups")
+
+
+def _is_centred(kind: NormKind) -> bool:
+    match kind:
+        case "none" | "rms" | "l2":
+            return False
+        case "layer":
+            return True
+        case _:
+            assert_never(kind)
 
 
 def _centre(body: BodyBuilder, rows: ir.Value, *, tag: str) -> ir.Value:
@@ -82,7 +99,13 @@ def _centre(body: BodyBuilder, rows: ir.Value, *, tag: str) -> ir.Value:
 def _mean_or_sum(body: BodyBuilder, spec: QKNormRotarySpec, rows: ir.Value, *, tag: str) -> ir.Value:
     """The mean (`l2`: the sum) of the squares of each row."""
     squares = body.op("Mul", rows, rows, name=f"{tag}_squares")
-    reduce = "ReduceSum" if spec.kind == "l2" else "ReduceMean"
+    match spec.kind:
+        case "none" | "rms" | "layer":
+            reduce = "ReduceMean"
+        case "l2":
+            reduce = "ReduceSum"
+        case _:
+            assert_never(spec.kind)
     return body.op(reduce, squares, body.ints(-1), name=f"{tag}_mean_square", keepdims=1)
 
 
@@ -90,14 +113,20 @@ def _divide_by_size(body: BodyBuilder, spec: QKNormRotarySpec, rows: ir.Value, *
     """rows / denominator, where no square can leave the range of the compute type."""
     dtype = _dtype(rows)
     mean_square = _mean_or_sum(body, spec, rows, tag=tag)
-    if spec.epsilon_mode == "inside_sqrt" and spec.epsilon > 0:
-        total = body.op("Add", mean_square, body.scalar(spec.epsilon, dtype), name=f"{tag}_total")
-        return body.op("Div", rows, body.op("Sqrt", total, name=f"{tag}_denominator"), name=f"{tag}_normed")
-    size = body.op("Sqrt", mean_square, name=f"{tag}_size")
-    if spec.epsilon_mode == "outside_sqrt" and spec.epsilon > 0:
-        size = body.op("Add", size, body.scalar(spec.epsilon, dtype), name=f"{tag}_total")
-    bound = spec.epsilon if spec.epsilon_mode == "clamp" else 0.0
-    lowest = body.scalar(max(bound, smallest_normal(dtype)), dtype)
+    bound = smallest_normal(dtype)
+    match _mode_in_effect(spec):
+        case "inside_sqrt":
+            total = body.op("Add", mean_square, body.scalar(spec.epsilon, dtype), name=f"{tag}_total")
+            return body.op("Div", rows, body.op("Sqrt", total, name=f"{tag}_denominator"), name=f"{tag}_normed")
+        case "outside_sqrt":
+            size = body.op("Sqrt", mean_square, name=f"{tag}_size")
+            size = body.op("Add", size, body.scalar(spec.epsilon, dtype), name=f"{tag}_total")
+        case "clamp":
+            size = body.op("Sqrt", mean_square, name=f"{tag}_size")
+            bound = max(spec.epsilon, bound)
+        case _ as unknown:
+            assert_never(unknown)
+    lowest = body.scalar(bound, dtype)
     return body.op("Div", rows, body.op("Max", size, lowest, name=f"{tag}_denominator"), name=f"{tag}_normed")
 
 
@@ -110,22 +139,46 @@ def _divide_by_scaled_size(body: BodyBuilder, spec: QKNormRotarySpec, rows: ir.V
     """
     dtype = _dtype(rows)
     tiny = smallest_normal(dtype)
-    mode = spec.epsilon_mode if spec.epsilon > 0 else "clamp"
-    epsilon = math.sqrt(spec.epsilon) if mode == "inside_sqrt" else spec.epsilon
-    bound = body.scalar(max(epsilon, tiny), dtype)
+    mode = _mode_in_effect(spec)
+    bound = body.scalar(max(_size_of_epsilon(spec.epsilon, mode), tiny), dtype)
     magnitude = body.op("Abs", rows, name=f"{tag}_magnitude")
     largest = body.op("ReduceMax", magnitude, body.ints(-1), name=f"{tag}_largest", keepdims=1)
     divisor = body.op("Max", largest, bound, name=f"{tag}_divisor")
     scaled = body.op("Div", rows, divisor, name=f"{tag}_scaled")
     share = body.op("Div", bound, divisor, name=f"{tag}_epsilon_share")
     mean_square = _mean_or_sum(body, spec, scaled, tag=tag)
-    if mode == "inside_sqrt":
-        share = body.op("Mul", share, share, name=f"{tag}_epsilon_share_squared")
-        denominator = body.op("Sqrt", body.op("Add", mean_square, share, name=f"{tag}_total"), name=f"{tag}_denominator")
-    else:
-        size = body.op("Sqrt", mean_square, name=f"{tag}_size")
-        denominator = body.op("Max" if mode == "clamp" else "Add", size, share, name=f"{tag}_denominator")
+    denominator = _with_share(body, mean_square, share, mode, tag=tag)
     return body.op("Div", scaled, denominator, name=f"{tag}_normed")
+
+
+def _with_share(body: BodyBuilder, mean_square: ir.Value, share: ir.Value, mode: EpsilonMode, *, tag: str) -> ir.Value:
+    """The denominator of u, from the mean of its squares and epsilon's share q."""
+    match mode:
+        case "inside_sqrt":
+            share = body.op("Mul", share, share, name=f"{tag}_epsilon_share_squared")
+            return body.op("Sqrt", body.op("Add", mean_square, share, name=f"{tag}_total"), name=f"{tag}_denominator")
+        case "clamp":
+            return body.op("Max", body.op("Sqrt", mean_square, name=f"{tag}_size"), share, name=f"{tag}_denominator")
+        case "outside_sqrt":
+            return body.op("Add", body.op("Sqrt", mean_square, name=f"{tag}_size"), share, name=f"{tag}_denominator")
+        case _:
+            assert_never(mode)
+
+
+def _mode_in_effect(spec: QKNormRotarySpec) -> EpsilonMode:
+    """An epsilon of 0 is a lower bound of nothing in every mode."""
+    return spec.epsilon_mode if spec.epsilon > 0 else "clamp"
+
+
+def _size_of_epsilon(epsilon: float, mode: EpsilonMode) -> float:
+    """What epsilon is beside the size of a row, not beside its square."""
+    match mode:
+        case "inside_sqrt":
+            return math.sqrt(epsilon)
+        case "clamp" | "outside_sqrt":
+            return epsilon
+        case _:
+            assert_never(mode)
 
 
 def _dtype(value: ir.Value) -> ir.DataType:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from qknorm_onnx.graph.canonical.body_builder import KEEP, BodyBuilder, Dim
 from qknorm_onnx.graph.canonical.body_norm import Precision, normalize
 from qknorm_onnx.graph.canonical.body_rotary import RotaryTables, rotate
-from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec
+from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, rotates_after_norm, rotates_before_norm, spans_heads
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,15 +29,15 @@ def prepare(
 ) -> ir.Value:
     """Prepared x as (B, H, S, D) in the compute type: `reference.prepare` times `given.factor`."""
     x = body.cast(given.x, precision.compute)
-    if spec.axis == "head":
+    if not spans_heads(spec.axis):
         x = body.reshape(x, KEEP, KEEP, spec.num_heads, head_size, name=f"{tag}_bshd")
-    if spec.rotary.order == "before_norm":
+    if rotates_before_norm(spec.rotary.order):
         x = _rotated(body, spec, x, given, head_size=head_size, tag=tag)
     x = normalize(body, spec, x, head_size=head_size, precision=precision, tag=tag)
     # The gain and what follows it are linear: the factor goes into a parameter, where it is folded when that is constant.
     in_gain = given.factor if given.weight is not None else 1.0
     x = gain_and_bias(body, x, given, factor=in_gain, head_size=head_size, compute=precision.compute, tag=tag)
-    if spec.rotary.order == "after_norm":
+    if rotates_after_norm(spec.rotary.order):
         x = _rotated(body, spec, x, given, head_size=head_size, tag=tag)
     x_bhsd = body.op("Transpose", x, name=f"{tag}_bhsd", perm=[0, 2, 1, 3])
     rest = 1.0 if given.weight is not None else given.factor

@@ -28,10 +28,18 @@ from qknorm_onnx.graph.canonical.body_cache import KeyPositions, append, key_pos
 from qknorm_onnx.graph.canonical.body_norm import Precision, compute_type
 from qknorm_onnx.graph.canonical.body_preparation import PreparationInputs, prepare
 from qknorm_onnx.graph.canonical.body_rotary import RotaryTables, make_tables
-from qknorm_onnx.graph.canonical.body_signature import IR_DTYPES, BodySignature
+from qknorm_onnx.graph.canonical.body_signature import BodySignature
 from qknorm_onnx.graph.canonical.known_fields import BODY_FIELDS, unknown_fields
 from qknorm_onnx.spec.attributes import Spec, to_attributes
-from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
+from qknorm_onnx.spec.qk_norm_spec import (
+    AttentionSpec,
+    QKNormRotarySpec,
+    QKNormSpec,
+    RotarySpec,
+    SpecError,
+    needs_float64,
+    rotates,
+)
 from qknorm_onnx.spec.signature import ATTENTION_OP, DOMAIN, ROTARY_OP
 
 MINIMUM_OPSET: Final = 18
@@ -62,7 +70,8 @@ def rotary_body(spec: QKNormRotarySpec, signature: BodySignature, *, opset: int,
 
 
 def require_known(spec: Spec) -> None:
-    """Raises SpecError where `spec` has a field that the body would ignore."""
+    """Raises SpecError where `spec` has a field that the body would ignore, or a value that no spec has."""
+    spec.check()
     unknown = unknown_fields(spec, BODY_FIELDS)
     if unknown:
         raise SpecError(f"function bodies do not know {', '.join(unknown)}")
@@ -73,8 +82,7 @@ def precision_of(signature: BodySignature, spec: AttentionSpec | None = None) ->
     first = signature.inputs[0]
     assert first is not None, "the first input is required"
     compute = compute_type(first.dtype)
-    asked = compute if spec is None else compute_type(IR_DTYPES[spec.softmax_precision])
-    attention = ir.DataType.DOUBLE if ir.DataType.DOUBLE in (compute, asked) else ir.DataType.FLOAT
+    attention = ir.DataType.DOUBLE if spec is not None and needs_float64(spec.softmax_precision) else compute
     return Precision(io=first.dtype, compute=compute, attention=attention)
 
 
@@ -161,7 +169,7 @@ def rotary_tables(
     body: BodyBuilder, spec: RotarySpec, inputs: Inputs, signature: BodySignature, *, head_size: Dim, precision: Precision
 ) -> RotaryTables | None:
     """The tables of the inputs cos and sin, None where the spec rotates nothing."""
-    if spec.order == "none":
+    if not rotates(spec.order):
         return None
     cos, sin = inputs["cos"], inputs["sin"]
     return make_tables(body, spec, cos, sin, signature=signature, head_size=head_size, compute=precision.compute)

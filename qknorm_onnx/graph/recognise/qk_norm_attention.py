@@ -21,7 +21,7 @@ from qknorm_onnx.graph.recognise.unread.lookalikes import norm_behind
 from qknorm_onnx.graph.recognise.unread.unread import divided_by_norms
 from qknorm_onnx.graph.symbolic.terms import Linear
 from qknorm_onnx.graph.walk.naming import attention_name
-from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec, SpecError
+from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec, SpecError, normalises, rotates
 
 BUFFER_HINT = (
     "hide key j from the new token i where j > earlier entries + i, by comparing positions in the graph (transformers' masks "
@@ -167,7 +167,7 @@ def _operator_caches(core: Core, key: PreparedSide) -> tuple[CacheAppend, CacheA
 def _one_preparation(query: Preparation, key: Preparation) -> bool:
     """Whether one node can prepare both: same kind of statistics, same rotary with the same tables."""
     q, k = query.spec, key.spec
-    if q.kind != "none" and k.kind != "none":
+    if normalises(q.kind) and normalises(k.kind):
         one_axis = q.axis == k.axis or 1 in (q.num_heads, k.num_heads)
         if not one_axis or (q.groups, q.epsilon_mode, q.weight_order) != (k.groups, k.epsilon_mode, k.weight_order):
             return False
@@ -197,7 +197,7 @@ def _spec(core: Core, query: PreparedSide, key: PreparedSide, visibility: Visibi
     if apart:
         return QKNormSpec(attention=attention)
     q, k = query.preparation.spec, key.preparation.spec
-    leading = q if q.kind != "none" and (q.num_heads > 1 or k.kind == "none") else k
+    leading = q if normalises(q.kind) and (q.num_heads > 1 or not normalises(k.kind)) else k
     norm = NormSpec(
         q_kind=q.kind,
         k_kind=k.kind,
@@ -208,7 +208,7 @@ def _spec(core: Core, query: PreparedSide, key: PreparedSide, visibility: Visibi
         epsilon_mode=leading.epsilon_mode,
         weight_order=leading.weight_order,
     )
-    return QKNormSpec(attention=attention, norm=norm, rotary=leading.rotary if leading.rotary.order != "none" else RotarySpec())
+    return QKNormSpec(attention=attention, norm=norm, rotary=leading.rotary if rotates(leading.rotary.order) else RotarySpec())
 
 
 def _with_score_factors(query: Preparation, core: Core) -> Preparation:

@@ -15,6 +15,7 @@ from qknorm_onnx.graph.match.qk_norm_match import Gain, Preparation
 from qknorm_onnx.graph.rewrite.grouped_bias import for_each_group
 from qknorm_onnx.graph.rewrite.node_builder import NodeBuilder
 from qknorm_onnx.graph.walk.constants import constant
+from qknorm_onnx.spec.qk_norm_spec import normalises
 
 GRID = "HD"
 
@@ -22,7 +23,7 @@ GRID = "HD"
 def weight_parameter(builder: NodeBuilder, preparation: Preparation) -> ir.Value | None:
     """The norm's weight: (D) or (H, D), or the model's own tensor where it already is one of these; None where it is 1."""
     gain = preparation.weight
-    if preparation.spec.kind == "none" or gain.trivial:
+    if not normalises(preparation.spec.kind) or gain.trivial:
         return None
     folded = _folded(gain, GRID)
     if folded is not None and np.all(folded == 1):
@@ -41,7 +42,7 @@ def weight_parameter(builder: NodeBuilder, preparation: Preparation) -> ir.Value
 def bias_parameter(builder: NodeBuilder, preparation: Preparation) -> ir.Value | None:
     """The norm's bias, shaped as its weight; None where it is 0."""
     parameter = preparation.bias
-    if preparation.spec.kind == "none" or parameter is None:
+    if not normalises(preparation.spec.kind) or parameter is None:
         return None
     array = _grid_of(parameter, GRID)
     if array is not None and not array.any():

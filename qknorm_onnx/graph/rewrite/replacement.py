@@ -26,7 +26,7 @@ from qknorm_onnx.graph.rewrite.parameters import (
 )
 from qknorm_onnx.graph.rewrite.row_lengths import build_row_cache, pasts_with_room, with_positions
 from qknorm_onnx.graph.walk.head_groups import has_split_heads
-from qknorm_onnx.spec.qk_norm_spec import QKNormSpec
+from qknorm_onnx.spec.qk_norm_spec import QKNormSpec, normalises
 from qknorm_onnx.spec.signature import DOMAIN
 
 
@@ -120,7 +120,7 @@ def _size(located: Located, letter: str) -> int:
 def _prepared(builder: NodeBuilder, preparation: Preparation, x: ir.Value) -> ir.Value:
     """The output of a `QKNormRotary`, or x itself where there is nothing to do."""
     spec = preparation.spec
-    if spec.kind == "none" and preparation.rotary is None:
+    if not normalises(spec.kind) and preparation.rotary is None:
         return x
     tables = _tables(builder, preparation)
     inputs = RotaryInputs(

@@ -28,7 +28,7 @@ from qknorm_onnx.graph.canonical.function_body import Inputs, head_size_of, prec
 from qknorm_onnx.lowering.emit.head_layout import HeadTensor, same_size
 from qknorm_onnx.lowering.emit.target import LoweringRequest, RefusedLoweringError
 from qknorm_onnx.lowering.emit.whole_mask import whole_mask, without_empty_rows
-from qknorm_onnx.spec.qk_norm_spec import UNLIMITED_WINDOW, AttentionSpec, QKNormSpec
+from qknorm_onnx.spec.qk_norm_spec import UNLIMITED_WINDOW, AttentionSpec, QKNormSpec, rotates
 
 CONTRIB_DOMAIN: Final = "com.microsoft"
 HEAD_MULTIPLE: Final = 8
@@ -156,7 +156,7 @@ def _multi_head_refusal_on_cuda(request: LoweringRequest) -> str:
 def _as_many_keys_as_queries(request: LoweringRequest) -> bool:
     """Whether the new keys are known to be as many as the queries; one rotary table for both says it too."""
     assert isinstance(request.spec, QKNormSpec), "a rotary node has no keys"
-    if request.spec.rotary.order != "none":
+    if rotates(request.spec.rotary.order):
         return True
     return same_size(request.inputs["query"], request.inputs["key"], axis=1)
 

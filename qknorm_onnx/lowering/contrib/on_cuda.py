@@ -7,6 +7,8 @@ SimplifiedLayerNormalization, then the rotary. None of this has run on a GPU her
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import numpy as np
 import onnx_ir as ir
 
@@ -22,7 +24,16 @@ from qknorm_onnx.lowering.emit.head_layout import HeadTensor
 from qknorm_onnx.lowering.emit.target import Emitted, LoweringRequest
 from qknorm_onnx.lowering.standard.preparation import rotary_refusal
 from qknorm_onnx.spec.cuda_support import cuda_refusal
-from qknorm_onnx.spec.qk_norm_spec import QKNormSpec
+from qknorm_onnx.spec.qk_norm_spec import (
+    EpsilonMode,
+    NormKind,
+    QKNormSpec,
+    normalises,
+    rotates,
+    rotates_before_norm,
+    rounds_before_weight,
+    spans_heads,
+)
 from qknorm_onnx.spec.signature import ROTARY_OP
 
 OPERATOR_WITH_NORM = "GroupQueryAttention"
@@ -53,7 +64,7 @@ def emit_attention_on_cuda(body: BodyBuilder, spec: QKNormSpec, request: Lowerin
 
 def _needs_preparation(side: Side) -> bool:
     scaled = side.given.scale is not None or side.given.factor != 1.0
-    return scaled or side.spec.kind != "none" or side.spec.rotary.order != "none"
+    return scaled or normalises(side.spec.kind) or rotates(side.spec.rotary.order)
 
 
 def prologue_refusal(side: Side, request: LoweringRequest) -> str | None:
@@ -67,15 +78,15 @@ def _prologue(body: BodyBuilder, side: Side, request: LoweringRequest) -> HeadTe
     """Norm, rotary and scale of one side in a `QKNormRotary`."""
     if not _needs_preparation(side):
         return raw_side(body, side)
-    given, rotates = side.given, side.spec.rotary.order != "none"
+    given, rotated = side.given, rotates(side.spec.rotary.order)
     compute = precision_of(request.signature).compute
     inputs = RotaryInputs(
         x=given.x,
         weight=given.weight,
         bias=given.bias,
         scale=scale_times_factor(body, given.scale, given.factor, compute=compute, tag=side.tag),
-        cos=request.inputs["cos"] if rotates else None,
-        sin=request.inputs["sin"] if rotates else None,
+        cos=request.inputs["cos"] if rotated else None,
+        sin=request.inputs["sin"] if rotated else None,
     )
     name = f"{side.tag}_prepared"
     (prepared,) = body.add(make_rotary_node(side.spec, inputs, name=name), name=name)
@@ -95,11 +106,12 @@ def _norm_refusal(spec: QKNormSpec, sides: tuple[Side, Side], request: LoweringR
     norm = spec.norm
     if not spec.has_norm:
         return ""
-    if (norm.q_kind, norm.k_kind, norm.axis, norm.groups, norm.epsilon_mode) != ("rms", "rms", "head", 1, "inside_sqrt"):
+    kinds = _is_operators_kind(norm.q_kind) and _is_operators_kind(norm.k_kind)
+    if not kinds or spans_heads(norm.axis) or norm.groups != 1 or not _is_under_the_root(norm.epsilon_mode):
         return f"{OPERATOR_WITH_NORM} has the root mean square of each head of q and k, with epsilon under the root"
     if not (norm.q_epsilon > 0 and norm.k_epsilon > 0):
         return f"{OPERATOR_WITH_NORM} needs a positive epsilon"
-    if norm.weight_order == "after_cast":
+    if rounds_before_weight(norm.weight_order):
         return f"{OPERATOR_WITH_NORM} multiplies the gain before it rounds"
     if any(side.given.bias is not None for side in sides):
         return f"{OPERATOR_WITH_NORM} has no bias of the norm"
@@ -110,11 +122,31 @@ def _norm_refusal(spec: QKNormSpec, sides: tuple[Side, Side], request: LoweringR
     return ""
 
 
+def _is_operators_kind(kind: NormKind) -> bool:
+    match kind:
+        case "rms":
+            return True
+        case "none" | "layer" | "l2":
+            return False
+        case _:
+            assert_never(kind)
+
+
+def _is_under_the_root(mode: EpsilonMode) -> bool:
+    match mode:
+        case "inside_sqrt":
+            return True
+        case "clamp" | "outside_sqrt":
+            return False
+        case _:
+            assert_never(mode)
+
+
 def _rotary_refusal(spec: QKNormSpec, side: Side, request: LoweringRequest) -> str:
     rotary, inputs, size = spec.rotary, request.inputs, side.head_size
-    if rotary.order == "none":
+    if not rotates(rotary.order):
         return ""
-    if rotary.order == "before_norm":
+    if rotates_before_norm(rotary.order):
         return f"{OPERATOR_WITH_NORM} rotates behind the norm"
     cos, sin, precision = inputs["cos"], inputs["sin"], precision_of(request.signature)
     reason = rotary_refusal(rotary, cos, sin, head_size=size, compute=precision.compute)
@@ -138,7 +170,7 @@ def _norm_in_core(body: BodyBuilder, spec: QKNormSpec, sides: tuple[Side, Side],
         attributes |= _epsilons(spec.norm.q_epsilon, spec.norm.k_epsilon)
         for place, side in zip((Q_WEIGHT, K_WEIGHT), sides, strict=True):
             inputs[place] = side.given.weight or _ones(body, side, request)
-    if spec.rotary.order != "none":
+    if rotates(spec.rotary.order):
         attributes |= {"do_rotary": 1, "rotary_interleaved": int(spec.rotary.interleaved)}
         for place, name in ((COS, "cos"), (SIN, "sin")):
             inputs[place] = _table_from_position_0(body, name, request)

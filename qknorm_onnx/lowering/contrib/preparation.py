@@ -18,7 +18,14 @@ from qknorm_onnx.graph.canonical.function_body import Inputs, precision_of
 from qknorm_onnx.lowering.contrib.attention import CONTRIB_DOMAIN
 from qknorm_onnx.lowering.emit.head_layout import HeadTensor, same_size
 from qknorm_onnx.lowering.standard.preparation import NormParameters, norm_refusal, rotary_refusal, standard_normalize
-from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, RotarySpec
+from qknorm_onnx.spec.qk_norm_spec import (
+    QKNormRotarySpec,
+    RotarySpec,
+    normalises,
+    rotates,
+    rotates_after_norm,
+    rotates_before_norm,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +43,7 @@ def contrib_tables(
     body: BodyBuilder, spec: RotarySpec, x: ir.Value, inputs: Inputs, signature: BodySignature, *, head_size: Dim
 ) -> ContribTables | None:
     """The tables of the inputs cos and sin for tokens of x (B, S, ...); None where nothing is rotated."""
-    if spec.order == "none":
+    if not rotates(spec.order):
         return None
     compute = precision_of(signature).compute
     cos, sin = inputs["cos"], inputs["sin"]
@@ -98,10 +105,10 @@ def contrib_prepare(
     """Norm, rotary and scale, in the spec's order; the names of the norm's inputs start with `prefix`."""
     parameters = NormParameters(weight=f"{prefix}weight", bias=f"{prefix}bias", given=given)
     precision = precision_of(signature)
-    if spec.rotary.order == "before_norm" and tables is not None:
+    if rotates_before_norm(spec.rotary.order) and tables is not None:
         x = _rotate(spec.rotary, x, tables)
     x = standard_normalize(spec, x, parameters, signature, precision, rms_operator="SimplifiedLayerNormalization")
-    if spec.rotary.order == "after_norm" and tables is not None:
+    if rotates_after_norm(spec.rotary.order) and tables is not None:
         x = _rotate(spec.rotary, x, tables)
     scale = scale_times_factor(x.body, given.scale, given.factor, compute=precision.compute, tag=x.tag)
     if scale is None:
@@ -113,7 +120,7 @@ def contrib_prepare(
 def has_contrib_stage(specs: list[QKNormRotarySpec], tables: ContribTables | None, head_size: Dim) -> bool:
     """Whether one of the preparations has an operator of its own for its norm or its rotary."""
     rotary = tables is not None and not tables.reason
-    return rotary or any(spec.kind != "none" and not norm_refusal(spec, head_size) for spec in specs)
+    return rotary or any(normalises(spec.kind) and not norm_refusal(spec, head_size) for spec in specs)
 
 
 def plain_stages(specs: list[QKNormRotarySpec], tables: ContribTables | None, head_size: Dim) -> list[str]:

@@ -46,7 +46,7 @@ class Target:
     """One entry of the registry.
 
     emit: how a node is replaced; None keeps it, with its function body.
-    known_fields: spec fields (and values) that `emit` understands; all others are refused before it is called.
+    known_fields: spec fields that `emit` understands; all others are refused before it is called.
     fallback: the target that is tried where this one refuses; "" for none.
     """
 

@@ -7,6 +7,7 @@ the normalised row before the gain, which is only one of the two meanings.
 from __future__ import annotations
 
 import dataclasses
+from typing import assert_never
 
 import numpy as np
 import onnx_ir as ir
@@ -17,7 +18,15 @@ from qknorm_onnx.graph.canonical.body_preparation import PreparationInputs, gain
 from qknorm_onnx.graph.canonical.body_rotary import RotaryTables, make_tables, rotary_size, rotate
 from qknorm_onnx.graph.canonical.body_signature import BodySignature
 from qknorm_onnx.lowering.emit.head_layout import HeadTensor
-from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, RotarySpec
+from qknorm_onnx.spec.qk_norm_spec import (
+    EpsilonMode,
+    NormKind,
+    QKNormRotarySpec,
+    RotarySpec,
+    normalises,
+    rounds_before_weight,
+    spans_heads,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,17 +50,36 @@ class NormParameters:
 
 def norm_refusal(spec: QKNormRotarySpec, head_size: Dim) -> str:
     """Why no standard operator is this norm; empty where one is, or where there is no norm."""
-    if spec.kind == "none":
+    if not normalises(spec.kind):
         return ""
-    if spec.kind not in ("rms", "layer"):
-        return f"no standard operator has norm kind {spec.kind}"
-    if spec.epsilon_mode != "inside_sqrt":
-        return f"no standard norm has epsilon_mode {spec.epsilon_mode}"
+    reason = _kind_refusal(spec.kind) or _epsilon_mode_refusal(spec.epsilon_mode)
+    if reason:
+        return reason
     if spec.epsilon == 0:
         return "a standard norm with epsilon 0 makes NaN of a zero row"
     if spec.groups != 1:
         return f"no standard norm has {spec.groups} groups"
     return "" if isinstance(head_size, int) else "a standard norm without gain needs the head size as a number"
+
+
+def _kind_refusal(kind: NormKind) -> str:
+    match kind:
+        case "none" | "rms" | "layer":
+            return ""
+        case "l2":
+            return f"no standard operator has norm kind {kind}"
+        case _:
+            assert_never(kind)
+
+
+def _epsilon_mode_refusal(mode: EpsilonMode) -> str:
+    match mode:
+        case "inside_sqrt":
+            return ""
+        case "clamp" | "outside_sqrt":
+            return f"no standard norm has epsilon_mode {mode}"
+        case _:
+            assert_never(mode)
 
 
 def rotary_refusal(spec: RotarySpec, cos: ir.Value, sin: ir.Value, *, head_size: Dim, compute: ir.DataType) -> str:
@@ -129,28 +157,41 @@ def standard_normalize(
 ) -> HeadTensor:
     """x over its statistics, times gain, plus bias. `rms_operator` takes the inputs and attributes of RMSNormalization."""
     body, given = x.body, parameters.given
-    hidden = spec.axis == "hidden"
-    if spec.kind == "none" or norm_refusal(spec, x.head_size):
+    hidden = spans_heads(spec.axis)
+    if not normalises(spec.kind) or norm_refusal(spec, x.head_size):
         rows = x.as_flat() if hidden else x.as_bshd()
         normed = normalize(body, spec, rows, head_size=x.head_size, precision=precision, tag=x.tag)
         return _with_gain(x.replaced(bshd=normed), given, precision)
     assert isinstance(x.head_size, int), "norm_refusal asks for a number"
     width = x.num_heads * x.head_size if hidden else x.head_size
-    exact = spec.weight_order == "after_cast" and precision.io != precision.compute
+    exact = rounds_before_weight(spec.weight_order) and precision.io != precision.compute
     weight = None if exact else _one_row(body, parameters.weight, given.weight, signature, width, precision)
     both = given.weight is None or weight is not None
-    bias = _one_row(body, parameters.bias, given.bias, signature, width, precision) if both and spec.kind == "layer" else None
+    operator, has_bias = _operator_of(spec.kind, rms_operator)
+    bias = _one_row(body, parameters.bias, given.bias, signature, width, precision) if both and has_bias else None
     scale = weight or body.constant(np.ones(width, dtype=precision.compute.numpy()), name="ones")
-    operator = rms_operator if spec.kind == "rms" else "LayerNormalization"
     operands = [x.as_flat() if hidden else x.as_bshd(), scale, *([bias] if bias is not None else [])]
     normed = body.op(
         operator, *operands, name=f"{x.tag}_normed", axis=-1, epsilon=spec.epsilon, stash_type=_stash_type(precision)
     )
-    if spec.weight_order == "after_cast":
+    if rounds_before_weight(spec.weight_order):
         normed = body.cast(body.cast(normed, precision.io), precision.compute)
     out = x.replaced(flat=normed) if hidden else x.replaced(bshd=normed)
     left = dataclasses.replace(given, weight=None if weight else given.weight, bias=None if bias else given.bias)
     return _with_gain(out, left, precision)
+
+
+def _operator_of(kind: NormKind, rms_operator: str) -> tuple[str, bool]:
+    """The standard operator of a kind that norm_refusal lets pass, and whether it has a bias."""
+    match kind:
+        case "rms":
+            return rms_operator, False
+        case "layer":
+            return "LayerNormalization", True
+        case "none" | "l2":
+            raise AssertionError(f"norm_refusal refuses {kind}")
+        case _:
+            assert_never(kind)
 
 
 def _stash_type(precision: Precision) -> int | None:

@@ -38,7 +38,16 @@ from qknorm_onnx.lowering.standard.preparation import (
     standard_rotate,
     standard_tables,
 )
-from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, QKNormRotarySpec, QKNormSpec, RotarySpec
+from qknorm_onnx.spec.qk_norm_spec import (
+    AttentionSpec,
+    QKNormRotarySpec,
+    QKNormSpec,
+    RotarySpec,
+    normalises,
+    rotates,
+    rotates_after_norm,
+    rotates_before_norm,
+)
 
 MINIMUM_OPSET: Final = 23
 
@@ -130,7 +139,7 @@ def _emit_rotary(body: BodyBuilder, spec: QKNormRotarySpec, request: LoweringReq
 def _tables(
     body: BodyBuilder, spec: RotarySpec, x: ir.Value, inputs: Inputs, signature: BodySignature, *, head_size: Dim
 ) -> StandardTables | None:
-    if spec.order == "none":
+    if not rotates(spec.order):
         return None
     return standard_tables(
         body,
@@ -146,7 +155,7 @@ def _tables(
 
 def _has_standard_stage(specs: list[QKNormRotarySpec], tables: StandardTables | None, head_size: Dim) -> bool:
     rotary = tables is not None and not tables.reason
-    return rotary or any(spec.kind != "none" and not norm_refusal(spec, head_size) for spec in specs)
+    return rotary or any(normalises(spec.kind) and not norm_refusal(spec, head_size) for spec in specs)
 
 
 def _prepare(
@@ -160,10 +169,10 @@ def _prepare(
     """Norm, rotary and scale, in the spec's order."""
     precision = precision_of(signature)
     parameters = NormParameters(weight=f"{prefix}weight", bias=f"{prefix}bias", given=given)
-    if spec.rotary.order == "before_norm" and tables is not None:
+    if rotates_before_norm(spec.rotary.order) and tables is not None:
         x = standard_rotate(spec.rotary, x, tables)
     x = standard_normalize(spec, x, parameters, signature, precision)
-    if spec.rotary.order == "after_norm" and tables is not None:
+    if rotates_after_norm(spec.rotary.order) and tables is not None:
         x = standard_rotate(spec.rotary, x, tables)
     scale = scale_times_factor(x.body, given.scale, given.factor, compute=precision.compute, tag=x.tag)
     return x if scale is None else x.replaced(bhsd=x.body.op("Mul", x.as_bhsd(), scale, name=f"{x.tag}_scaled_bhsd"))

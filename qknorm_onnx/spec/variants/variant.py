@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, QKNormSpec, SpecError
+from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, QKNormSpec, SpecError, rotates
 
 Claim = Literal["official", "article", "composed"]
 Values = Literal["gain", "bias", "scale", "cos", "sin", "logits", "bool mask", "float mask"]
@@ -141,7 +141,7 @@ def example_inputs(
     """
     attention = variant.spec.attention
     keys = length if key_length is None else key_length
-    if keys != length and variant.spec.rotary.order != "none":
+    if keys != length and rotates(variant.spec.rotary.order):
         raise SpecError(f"{variant.name} rotates q and k with one table: key_length must be {length}, or left out")
     if capacity is not None and (past_length is None or past_length + keys > capacity):
         raise SpecError(f"a cache of capacity {capacity} needs past_length, with past_length + {keys} new keys fitting into it")
@@ -163,7 +163,7 @@ def example_inputs(
 
 def _sizes(variant: Variant, *, batch: int, length: int, keys: int, values: int) -> dict[str, int]:
     attention = variant.spec.attention
-    rotated = variant.spec.rotary.rotated_size(variant.head_size) if variant.spec.rotary.order != "none" else 0
+    rotated = variant.spec.rotary.rotated_size(variant.head_size) if rotates(variant.spec.rotary.order) else 0
     sizes = {"B": batch, "S": length, "N": keys, "D": variant.head_size, "Dv": values, "R": rotated, "R/2": rotated // 2, "1": 1}
     sizes |= {"Hq": attention.q_num_heads, "Hkv": attention.kv_num_heads}
     sizes |= {"Hq*D": sizes["Hq"] * sizes["D"], "Hkv*D": sizes["Hkv"] * sizes["D"]}

@@ -14,6 +14,32 @@ struct NormStatistics {
   double factor;  // 1 / denominator
 };
 
+// Whether the mean of a row is subtracted from it.
+QKNORM_INLINE bool centres(spec::NormKind kind) {
+  switch (kind) {
+    case spec::NormKind::kNone:
+    case spec::NormKind::kRms:
+    case spec::NormKind::kL2:
+      return false;
+    case spec::NormKind::kLayer:
+      return true;
+  }
+  return false;
+}
+
+// Whether the size of a row is the root of the sum of its squares, not of their mean.
+QKNORM_INLINE bool sums_squares(spec::NormKind kind) {
+  switch (kind) {
+    case spec::NormKind::kNone:
+    case spec::NormKind::kRms:
+    case spec::NormKind::kLayer:
+      return false;
+    case spec::NormKind::kL2:
+      return true;
+  }
+  return false;
+}
+
 // Sums of x - shift and of its squares.
 template <class C>
 struct Moments {
@@ -53,9 +79,6 @@ QKNORM_INLINE Moments<C> moments_of(const C* x, int64_t count, C shift) {
   return tail;
 }
 
-// What the checks refuse and no kernel is asked for: a result that no test takes for a right one.
-inline constexpr double kUnknown = __builtin_nan("");
-
 // The square of a row's size, from the sum of its squares.
 QKNORM_INLINE double square_of_size(spec::NormKind kind, double total, int64_t count) {
   return sums_squares(kind) ? total : total / static_cast<double>(count);
@@ -81,7 +104,7 @@ double careful_size(spec::NormKind kind, const C* x, int64_t count, double mean)
 // x over max(size, TINY) of the reference: a row of zeros stays zero where epsilon is 0.
 QKNORM_INLINE double norm_factor(double size, double epsilon, spec::EpsilonMode mode) {
   constexpr double tiny = 2.2250738585072014e-308;
-  double denominator = kUnknown;
+  double denominator = __builtin_nan("");  // of a mode that the checks refuse
   switch (mode) {
     case spec::EpsilonMode::kInsideSqrt:
       denominator = epsilon > 0 ? __builtin_hypot(size, __builtin_sqrt(epsilon)) : size;
@@ -112,7 +135,7 @@ NormStatistics statistics_of_sums(const PreparationPlan& plan, const C* x, int64
     case spec::EpsilonMode::kOutsideSqrt:
       return {mean, norm_factor(__builtin_sqrt(square), plan.epsilon, plan.epsilon_mode)};
   }
-  return {mean, kUnknown};
+  return {mean, __builtin_nan("")};
 }
 
 template <class C>

@@ -15,7 +15,7 @@ from qknorm_onnx.graph.match.qk_norm_match import Gain, Preparation, Side
 from qknorm_onnx.graph.walk.constants import number
 from qknorm_onnx.graph.walk.head_groups import has_split_heads
 from qknorm_onnx.graph.walk.layout import letters_of
-from qknorm_onnx.spec.qk_norm_spec import NormWeightOrder, QKNormRotarySpec, RotaryOrder, RotarySpec
+from qknorm_onnx.spec.qk_norm_spec import NormWeightOrder, QKNormRotarySpec, RotaryOrder, RotarySpec, rotates_after_norm
 
 FragmentT = TypeVar("FragmentT", CacheAppend, Norm, Offset, Repeat, Rotary, Streams)
 QUERIES_HINT = "multiply the queries instead of the keys, last, or make it the weight of the norm"
@@ -215,7 +215,7 @@ def _sort_factors(steps: Sequence[Step], side: Side, *, keep_in_weight: bool) ->
         if not isinstance(factor, Factor):
             continue
         value = number(factor.parameter.value)
-        between = order != "after_norm" or index > kinds.index(Rotary)
+        between = not rotates_after_norm(order) or index > kinds.index(Rotary)
         before_bias = Offset in kinds and index > kinds.index(Offset)
         stored = before_bias or index > after_cache or keep_in_weight
         if value is not None and value != 0.0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import assert_never
 
 import onnx_ir as ir
 
@@ -17,7 +18,7 @@ from qknorm_onnx.graph.recognise.norms.groups import read_group_norm, read_insta
 from qknorm_onnx.graph.recognise.norms.row_size import RowSize, mean_of, read_inverse_size, read_size, same_row
 from qknorm_onnx.graph.walk.constants import attribute_float, attribute_int, input_of, producer, rank_of
 from qknorm_onnx.graph.walk.layout import dims_of, letters_of, same_size
-from qknorm_onnx.spec.qk_norm_spec import NormAxis, NormKind
+from qknorm_onnx.spec.qk_norm_spec import NormAxis, NormKind, spans_heads
 
 CENTRED_HINT = "divide by the root of the mean of squares, as LayerNorm does, and put the factor into the weight"
 FIXED_HINT = "export with a fixed size of the heads"
@@ -47,10 +48,7 @@ def read_operator(located: Located) -> tuple[Step, ...] | Declined | None:
     axis = _norm_axis(located.layout, tuple(range(first, rank)), node)
     if isinstance(axis, Declined):
         return axis
-    kind = NORM_OPERATORS[node.domain, node.op_type]
-    if kind == "rms":
-        centred, source = _uncentred(source, tuple(range(first, rank)))
-        kind = "layer" if centred else "rms"
+    kind, source = _with_centring(NORM_OPERATORS[node.domain, node.op_type], source, tuple(range(first, rank)))
     inner = located.at(source, located.layout)
     steps: list[Step] = []
     for index, fragment in ((2, Offset), (1, Factor)):
@@ -67,6 +65,18 @@ NORM_OPERATORS: dict[tuple[str, str], NormKind] = {
     ("", "SimplifiedLayerNormalization"): "rms",
     ("com.microsoft", "SimplifiedLayerNormalization"): "rms",
 }
+
+
+def _with_centring(kind: NormKind, source: ir.Value, axes: tuple[int, ...]) -> tuple[NormKind, ir.Value]:
+    """The kind of an operator's norm, and what it is taken of: a mean that is subtracted in front of it belongs to it."""
+    match kind:
+        case "rms":
+            centred, uncentred = _uncentred(source, axes)
+            return ("layer", uncentred) if centred else ("rms", source)
+        case "none" | "layer" | "l2":
+            return kind, source
+        case _:
+            assert_never(kind)
 
 
 def read_quotient(located: Located) -> tuple[Step, ...] | Declined | None:
@@ -198,6 +208,6 @@ def _as_norm(size: RowSize, axis: NormAxis, located: Located, *, centred: bool, 
 
 def _row_length(located: Located, axis: NormAxis) -> int | None:
     head, heads = located.static("D"), located.static("H")
-    if axis == "head" or head is None:
+    if not spans_heads(axis) or head is None:
         return head
     return head * heads if heads is not None else None

@@ -1,0 +1,295 @@
+"""Contract 13: a value that a consumer does not know is refused by it: a type checker, the compiler, or the consumer says so.
+
+First with the spec's own check in place, as for a value that got into a spec or a file by a wrong way; then without it, as
+for a value that somebody added to the spec's types and to nothing else. There the `match` of each consumer refuses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+
+from qknorm_onnx import custom_ops
+from qknorm_onnx.graph.canonical.qk_norm_node import read_attention_node
+from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
+from qknorm_onnx.graph.recognise.chains import preparation as chain_preparation
+from qknorm_onnx.graph.recognise.norms import norm as norm_reader
+from qknorm_onnx.lowering.registry import TARGETS, lower
+from qknorm_onnx.spec import cpp_header, qk_norm_spec, signature
+from qknorm_onnx.spec.attributes import from_attributes, to_attributes
+from qknorm_onnx.spec.canonical import canonical
+from qknorm_onnx.spec.cuda_support import cuda_refusal
+from qknorm_onnx.spec.one_line import one_line
+from qknorm_onnx.spec.qk_norm_spec import QKNormSpec, SpecError
+from qknorm_onnx.spec.reference import qk_norm_attention
+from qknorm_onnx.spec.shape_inference import infer_attention_outputs
+from qknorm_onnx.torch_export.operators import eager
+from qknorm_onnx.torch_export.operators.torch_op import qk_norm_attention as torch_operator
+from tests.architecture.installed_layout import SETTINGS, package_folders
+from tests.contract.case_models import model_of
+from tests.contract.spec_cases import Case
+from tests.contract.unknown_values import (
+    CHOICES,
+    UNKNOWN,
+    integers_outside,
+    known_case,
+    odd_case,
+    types_with_one_value_more,
+)
+from tests.graph.attention_text import RMS, Spelling, attention_model, fused
+from tests.native import kernel_call
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+REFUSALS = (SpecError, AssertionError)  # `assert_never` raises the second
+
+
+def tensors_of(case: Case) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(np.array(value, dtype=np.float64)) for name, value in case.inputs.items()}
+
+
+def body_of(case: Case) -> None:
+    """The function body of a node that reads as the case's spec."""
+    model = model_of([dataclasses.replace(case, spec=known_case().spec)], attach=False)
+    replace_reader(case, "qknorm_onnx.graph.passes.attach_bodies", lambda: AttachBodiesPass()(model))
+
+
+def lowered_to(target: str) -> Callable[[Case], None]:
+    def run(case: Case) -> None:
+        model = model_of([dataclasses.replace(case, spec=known_case().spec)], "float32", opset=23)
+        replace_reader(case, "qknorm_onnx.lowering.registry", lambda: lower(model, target=target, provider="cpu"))
+
+    return run
+
+
+def replace_reader(case: Case, module: str, run: Callable[[], object]) -> None:
+    """Runs with the reader of nodes in `module` that answers with the case's spec."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{module}.read_attention_node", lambda node: (case.spec, read_attention_node(node)[1]))
+        run()
+
+
+def triton_flags(case: Case) -> None:
+    arguments = pytest.importorskip("qknorm_onnx.torch_export.operators.triton_arguments")
+    tensors = tensors_of(case)
+    of_query = {"x": tensors["query"], "weight": tensors["q_norm_weight"], "cos": tensors["cos"]}
+    side = arguments.side_of(case.spec.query_preparation, of_query, None)
+    of_key = {"x": tensors["key"], "weight": tensors["k_norm_weight"], "cos": tensors["cos"]}
+    assert side and arguments.side_of(case.spec.key_preparation, of_key, None)
+    assert cuda_refusal(case.spec, dtype="float32") is None
+
+
+# Where each consumer has a meaning for the field, whatever the spec's own check says; the others do not compute it.
+EVERY = frozenset(CHOICES)
+EXACT = EVERY - {"norm_weight_order", "softmax_precision"}  # the reference rounds nowhere
+CONSUMERS: dict[str, tuple[Callable[[Case], object], frozenset[str]]] = {
+    "reference": (lambda case: qk_norm_attention(case.spec, case.inputs), EXACT),
+    "shape inference": (
+        lambda case: infer_attention_outputs(case.spec, {name: value.shape for name, value in case.inputs.items()}),
+        EXACT,
+    ),
+    "canonical": (lambda case: canonical(case.spec, dtype="float16"), EXACT - {"norm_axis"}),
+    "one line": (lambda case: one_line(case.spec), EXACT),
+    "cuda refusal": (lambda case: cuda_refusal(case.spec, dtype="float32"), frozenset({"rotary_order", "softmax_precision"})),
+    "triton arguments": (triton_flags, EVERY),
+    "eager": (lambda case: eager.attention(case.spec, tensors_of(case)), EVERY),
+    "torch operator": (lambda case: torch_operator(case.spec, **tensors_of(case)), EVERY),
+    "body": (body_of, EVERY),
+    "primitive": (lowered_to("primitive"), EVERY),
+    "onnx": (lowered_to("onnx"), EVERY),
+    "ort": (lowered_to("ort"), EVERY),
+    "custom-op": (lowered_to("custom-op"), frozenset()),  # keeps the node: its kernel refuses it
+}
+assert set(TARGETS) <= set(CONSUMERS), "name the new target here"
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_the_known_case_is_served(consumer: str) -> None:
+    CONSUMERS[consumer][0](known_case())
+
+
+@pytest.mark.parametrize("attribute", CHOICES)
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_an_unknown_value_is_refused_in_one_line(consumer: str, attribute: str) -> None:
+    with pytest.raises(SpecError, match=f"is '{UNKNOWN}'; it must be one of '") as caught:
+        CONSUMERS[consumer][0](odd_case(attribute))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("consumer", "attribute"), [(name, field) for name, found in CONSUMERS.items() for field in sorted(found[1])]
+)
+def test_a_value_that_only_the_types_know_is_refused(consumer: str, attribute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qk_norm_spec, "_require_choice", lambda *arguments: None)
+    with pytest.raises(REFUSALS, match=UNKNOWN):
+        CONSUMERS[consumer][0](odd_case(attribute))
+
+
+@pytest.mark.parametrize("attribute", CHOICES)
+def test_a_file_is_refused(attribute: str) -> None:
+    node = model_of([known_case()], attach=False).graph.node(0)
+    node.attributes[attribute] = ir.AttrString(attribute, UNKNOWN)
+    with pytest.raises(SpecError, match=f"is '{UNKNOWN}'; it must be one of '"):
+        read_attention_node(node)
+    with pytest.raises(SpecError, match=f"is '{UNKNOWN}'; it must be one of '"):
+        from_attributes(QKNormSpec, to_attributes(known_case().spec) | {attribute: UNKNOWN})
+
+
+MADE_WITH = {"kind": "NormKind", "axis": "NormAxis", "mode": "EpsilonMode"}
+
+
+@pytest.mark.parametrize("field", MADE_WITH)
+@pytest.mark.parametrize(
+    ("reader", "spelling"),
+    [
+        (norm_reader, RMS),
+        (norm_reader, "  {y} = LayerNormalization<axis=-1, epsilon=0.001>({x}, {w})\n"),
+    ],
+)
+def test_a_recogniser_that_reads_an_unknown_norm_is_refused(
+    reader: Any, spelling: str, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = reader.Norm
+    monkeypatch.setattr(reader, "Norm", lambda **fields: made(**{**fields, field: UNKNOWN}))
+    with pytest.raises(REFUSALS, match=UNKNOWN):
+        fused(attention_model(Spelling(q_norm=spelling, k_norm=spelling)), prove=False)
+
+
+@pytest.mark.parametrize("function", ["rotary_order", "_weight_order"])
+def test_a_recogniser_that_reads_an_unknown_order_is_refused(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_preparation, function, lambda *arguments: UNKNOWN)
+    with pytest.raises(REFUSALS, match=UNKNOWN):
+        fused(attention_model(Spelling(q_norm=RMS, k_norm=RMS)), prove=False)
+
+
+class TestNativeLibrary:
+    """The kernels behind their C door, and in a session."""
+
+    @pytest.fixture
+    def library(self) -> kernel_call.NativeLibrary:
+        try:
+            return kernel_call.NativeLibrary(custom_ops.library_path())
+        except FileNotFoundError as error:
+            if os.environ.get("CI", "").lower() in ("1", "true"):
+                pytest.fail(f"CI needs the native library: {error}", pytrace=False)
+            pytest.skip(str(error))
+
+    @pytest.mark.parametrize("attribute", CHOICES)
+    def test_the_c_door_refuses_what_is_no_enumerator(self, library: kernel_call.NativeLibrary, attribute: str) -> None:
+        case = known_case()
+        for value in integers_outside(attribute):
+            packed = kernel_call.pack_attributes(case.spec)
+            setattr(packed, attribute, value)
+            message = kernel_call.Message()
+            code = library.door.qknorm_cpu_check_attention_attributes(ctypes.byref(packed), ctypes.byref(message))
+            known = qk_norm_spec.__dict__[CHOICES[attribute]].__args__
+            listed = ", ".join(f"{index} ({name})" for index, name in enumerate(known))
+            assert code and message.text.decode() == f"attribute {attribute} is {value}; it must be one of {listed}"
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(kernel_call, "pack_attributes", lambda spec, packed=packed: packed)
+                with pytest.raises(kernel_call.KernelError, match=f"attribute {attribute} is {value}; it must be one of 0"):
+                    library.attention(case.spec, case.inputs)
+                tensors, _alive = kernel_call.pack_tensors(signature.ATTENTION_INPUT_NAMES, case.inputs)
+                y = kernel_call.poisoned((2, 3, 32), np.dtype(np.float64))
+                pointer = ctypes.c_void_p(y.ctypes.data)
+                arguments = (ctypes.byref(packed), tensors, pointer, None, None, None, ctypes.byref(message))
+                assert library.door.qknorm_cpu_attention(*arguments), "refused where it would run, too"
+                assert np.isnan(y).all(), "nothing was written"
+
+    @pytest.mark.parametrize("attribute", CHOICES)
+    def test_a_session_refuses_the_node(self, library: kernel_call.NativeLibrary, attribute: str) -> None:
+        model = model_of([known_case()], "float32", attach=False)
+        model.graph.node(0).attributes[attribute] = ir.AttrString(attribute, UNKNOWN)
+        options = ort.SessionOptions()
+        options.register_custom_ops_library(str(custom_ops.library_path()))
+        with pytest.raises(Exception, match=f"attribute {attribute} is '{UNKNOWN}'; it must be one of '"):
+            ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+# The modules that compute something else for each value of a type: mypy must name all of them when one is added.
+NAMED_BY_MYPY = {
+    "NormKind": {
+        "spec/qk_norm_spec.py",
+        "spec/reference.py",
+        "graph/canonical/body_norm.py",
+        "graph/recognise/norms/norm.py",
+        "lowering/standard/preparation.py",
+        "lowering/contrib/on_cuda.py",
+        "torch_export/operators/eager.py",
+        "torch_export/operators/triton_arguments.py",
+        "torch_export/operators/modules.py",
+        "benchmark/cases.py",
+        "benchmark/problem.py",
+        "benchmark/torch_contestants.py",
+    },
+    "EpsilonMode": {
+        "spec/qk_norm_spec.py",
+        "spec/reference.py",
+        "spec/one_line.py",
+        "graph/canonical/body_norm.py",
+        "lowering/standard/preparation.py",
+        "lowering/contrib/on_cuda.py",
+        "torch_export/operators/eager.py",
+        "torch_export/operators/triton_arguments.py",
+    },
+    "NormAxis": {"spec/qk_norm_spec.py"},  # one question each, asked there for everybody
+    "NormWeightOrder": {"spec/qk_norm_spec.py"},
+    "RotaryOrder": {"spec/qk_norm_spec.py"},
+    "SoftmaxPrecision": {"spec/qk_norm_spec.py"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMED_BY_MYPY)
+def test_mypy_names_every_consumer_of_a_new_value(name: str, tmp_path: pathlib.Path) -> None:
+    for installed, folder in package_folders().items():
+        shutil.copytree(ROOT / folder, tmp_path / installed, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    spec = tmp_path / "qknorm_onnx/spec/qk_norm_spec.py"
+    spec.write_text(types_with_one_value_more(spec.read_text(encoding="utf-8"), name), encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--config-file", str(SETTINGS), "--cache-dir", str(ROOT / "build/mypy_scratch")]
+    done = subprocess.run([*command, "-p", "qknorm_onnx"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = re.findall(rf'^qknorm_onnx/(\S+?):\d+: error: Argument 1 to "assert_never" .*"{UNKNOWN}"', done.stdout, re.MULTILINE)
+    found = found or re.findall(r"^qknorm_onnx/(\S+?):\d+: error:", done.stdout, re.MULTILINE)
+    assert set(found) == NAMED_BY_MYPY[name], done.stdout
+
+
+# File -> enumerations whose every switch the compiler must name there.
+NAMED_BY_COMPILER = {
+    "kernels/cpu/meaning.h": {"NormKind", "NormAxis", "NormWeightOrder", "RotaryOrder", "SoftmaxPrecision"},
+    "kernels/cpu/isa/norm_stage.h": {"NormKind", "EpsilonMode"},
+    "kernels/cpu/check.cc": {"NormKind", "EpsilonMode"},
+    "ort/cuda_arguments.cc": {"NormKind", "EpsilonMode", "RotaryOrder"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(CHOICES.values())))
+def test_the_compiler_names_every_switch_that_lacks_a_new_value(name: str, tmp_path: pathlib.Path) -> None:
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    known = (ROOT / cpp_header.HEADER_PATH).read_text(encoding="utf-8")
+    header = tmp_path / cpp_header.HEADER_PATH.relative_to("custom_ops/include")
+    header.parent.mkdir(parents=True)
+    header.write_text(re.sub(rf"(enum class {name} : std::int64_t {{\n)", r"\1  kUnheardOf = 99,\n", known), encoding="utf-8")
+    options = ["-std=c++17", "-fsyntax-only", "-Werror=switch", "-Werror=switch-enum", "-Wno-psabi", "-DQKNORM_ISA=portable"]
+    folders = [f"-I{tmp_path}", f"-I{ROOT / 'custom_ops/include'}", f"-I{ROOT / 'custom_ops'}"]
+    output = ""
+    for source in ("kernels/cpu/isa/kernel_table.cc", "kernels/cpu/check.cc", "ort/cuda_arguments.cc", "ort/cuda_attention.cc"):
+        command = [compiler, *options, *folders, str(ROOT / "custom_ops" / source)]
+        output += subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    places = set(re.findall(r"custom_ops/(\S+?):\d+:\d+: error: enumeration value .kUnheardOf. not handled", output))
+    assert places == {place for place, names in NAMED_BY_COMPILER.items() if name in names}, output
