@@ -2,28 +2,37 @@
 
 For every field that the metadata knows (new ones are found by themselves) and every other value of it, the implementation
 "as specified, but with that value" is run on contract cases and compared with the reference of the true spec, as contract 1
-does. It must fail there, with numbers that differ or with an error. Two fields only say where a narrow type rounds and have
-no meaning in float64; they are killed where they do have one, in the bits of a narrow type's output.
+does: function bodies in onnxruntime, the native kernels behind their C door, and the eager operator. Numbers or shapes must
+differ. An error is no kill: a mutant whose inputs fit it must run, and one whose inputs do not must be refused. Two fields
+only say where a narrow type rounds and have no meaning in float64; they are killed where they do have one, in the bits of a
+narrow type's output.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
 import pytest
+import torch
 
+from qknorm_onnx import custom_ops
 from qknorm_onnx.graph.canonical.body_signature import body_key
 from qknorm_onnx.graph.canonical.qk_norm_node import node_signature
 from qknorm_onnx.spec.attributes import AttributeField, attribute_fields, from_attributes, to_attributes
 from qknorm_onnx.spec.canonical import canonical
 from qknorm_onnx.spec.cpp_header import choices_of
 from qknorm_onnx.spec.qk_norm_spec import NormSpec, QKNormSpec, RotarySpec, SpecError
+from qknorm_onnx.spec.shape_inference import infer_attention_outputs
+from qknorm_onnx.torch_export.operators.torch_op import qk_norm_attention
 from tests.contract.case_models import error, feeds_of, model_of, run_ort
-from tests.contract.spec_cases import Case, attention_cases, case, norm_cases, norm_gains, optional, rotary_cases, tables
+from tests.contract.spec_cases import Array, Case, attention_cases, case, norm_cases, norm_gains, optional, rotary_cases, tables
+from tests.native.kernel_call import KernelError, NativeLibrary
 
 FIELDS: Final = attribute_fields(QKNormSpec)
 ROUNDING_ONLY: Final = ("norm_weight_order", "softmax_precision")
@@ -31,29 +40,72 @@ TOLERANCE: Final = 1e-12  # contract 1's
 BATCH: Final = 12  # mutants that share a session
 
 
-def test_the_unmutated_suite_passes():
+def of_bodies(cases: list[Case]) -> list[Array]:
+    """Y of the function bodies, all in one session."""
+    model = model_of(cases)
+    outputs = run_ort(model, feeds_of(model, cases))
+    return [outputs[f"{found.id}/Y"] for found in cases]
+
+
+def of_kernels(cases: list[Case]) -> list[Array]:
+    """Y of the native CPU kernels."""
+    library = native_library()
+    return [library.attention(found.spec, found.inputs)["Y"] for found in cases]
+
+
+def of_eager(cases: list[Case]) -> list[Array]:
+    """Y of the PyTorch operator outside a graph, which runs `eager`."""
+    tensors = ({name: torch.from_numpy(np.array(value)) for name, value in found.inputs.items()} for found in cases)
+    return [qk_norm_attention(found.spec, **inputs).numpy() for found, inputs in zip(cases, tensors, strict=True)]
+
+
+IMPLEMENTATIONS: Final[dict[str, Callable[[list[Case]], list[Array]]]] = {
+    "bodies": of_bodies,
+    "kernels": of_kernels,
+    "eager": of_eager,
+}
+
+
+@functools.cache
+def native_library() -> NativeLibrary:
+    """The kernels behind their C door. Without them a test is skipped, except in CI, where that is an error."""
+    try:
+        return NativeLibrary(custom_ops.library_path())
+    except FileNotFoundError as missing:
+        if os.environ.get("CI", "").lower() in ("1", "true"):
+            pytest.fail(f"CI needs the native library: {missing}", pytrace=False)
+        pytest.skip(str(missing))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_unmutated_suite_passes(implementation: str):
     """Without a mutation nothing is killed: a check that always fails would kill every mutant, too."""
-    for cases in _batches(list(suite())):
-        outputs = run_ort(model_of(cases), feeds_of(model_of(cases), cases))
-        for found in cases:
-            assert error(outputs[f"{found.id}/Y"], found.expected()[0]) <= TOLERANCE, found.id
+    assert not any(_kills(IMPLEMENTATIONS[implementation], batch) for batch in _batches([(case, case.spec) for case in suite()]))
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("field", [field for field in FIELDS if field.onnx_name not in ROUNDING_ONLY], ids=lambda f: f.onnx_name)
-def test_every_mutant_of_a_field_is_killed(field: AttributeField):
+def test_every_mutant_of_a_field_is_killed(field: AttributeField, implementation: str):
+    run = IMPLEMENTATIONS[implementation]
     groups: dict[str, list[tuple[Case, QKNormSpec]]] = defaultdict(list)
-    refused: set[str] = set()
+    unfit: dict[str, Case] = {}
     for found in suite():
         for change, value in changes(field, _value(found.spec, field)):
             mutant = _with_value(found.spec, field, value)
             if mutant is None:
-                refused.add(change)
+                continue
+            if not _fits(mutant, found):
+                unfit[change] = dataclasses.replace(found, id="unfit", spec=mutant)
             elif canonical(mutant) != canonical(found.spec):  # else the field has no effect beside the others
                 groups[change].append((found, mutant))
-    assert groups or refused, "there is no other value of this field: the test would test nothing"
-    survivors = [change for change, mutants in groups.items() if not any(map(_kills, _batches(mutants)))]
+    survivors = [change for change, mutants in groups.items() if not any(_kills(run, batch) for batch in _batches(mutants))]
     assert not survivors, f"no case tells apart {field.onnx_name} {survivors}"
-    assert groups, f"every change of {field.onnx_name} is refused by the spec itself: give the suite a case that allows one"
+    assert groups or unfit, (
+        f"every change of {field.onnx_name} is refused by the spec itself: give the suite a case that allows one"
+    )
+    for mutant in unfit.values():
+        with pytest.raises((SpecError, KernelError)):
+            run([mutant])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -152,22 +204,20 @@ def changes(field: AttributeField, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((name, other) for name, other in others.items() if other != value)
 
 
-def _kills(mutants: list[tuple[Case, QKNormSpec]]) -> bool:
-    """Whether contract 1 fails on one of the mutants: it is refused, its shape or its numbers are others."""
-    runnable: list[tuple[Case, Case]] = []
-    for index, (true, spec) in enumerate(mutants):
-        mutant = dataclasses.replace(true, id=f"mutant{index}", spec=spec)
-        try:
-            model_of([mutant])
-        except Exception:
-            return True
-        runnable.append((true, mutant))
-    cases = [mutant for _, mutant in runnable]
+def _fits(mutant: QKNormSpec, of: Case) -> bool:
+    """Whether the inputs of the case are inputs of the mutant: where they are not, it must be refused and cannot be run."""
     try:
-        outputs = run_ort(model_of(cases), feeds_of(model_of(cases), cases))
-    except Exception:
-        return True
-    return any(not error(outputs[f"{mutant.id}/Y"], true.expected()[0]) <= TOLERANCE for true, mutant in runnable)
+        infer_attention_outputs(mutant, {name: value.shape for name, value in of.inputs.items()})
+    except SpecError:
+        return False
+    return True
+
+
+def _kills(run: Callable[[list[Case]], list[Array]], mutants: list[tuple[Case, QKNormSpec]]) -> bool:
+    """Whether contract 1 fails on the numbers of one of the mutants. What fits must run: an error is not caught here."""
+    cases = [dataclasses.replace(true, id=f"mutant{index}", spec=spec) for index, (true, spec) in enumerate(mutants)]
+    found = run(cases)
+    return any(not error(y, true.expected()[0]) <= TOLERANCE for y, (true, _) in zip(found, mutants, strict=True))
 
 
 def _batches(items: list[Any]) -> Iterator[list[Any]]:
