@@ -56,7 +56,16 @@ def infer_shapes(model: ir.Model) -> None:
 
 
 def _fingerprint(model: ir.Model) -> tuple[object, ...]:
-    """What the steps above may change: nodes, their inputs, and known shapes."""
-    nodes = tuple((node.domain, node.op_type, tuple(id(value) for value in node.inputs)) for node in model.graph)
-    shapes = tuple(str(value.shape) for node in model.graph for value in node.outputs)
-    return nodes, shapes, len(model.functions)
+    """What the steps above may change, bodies included: nodes, their inputs, results, and known shapes.
+
+    It holds the values themselves: a number in place of a value could be given again to a new one.
+    """
+    graphs = [*model.graphs(), *(function.graph for function in model.functions.values())]
+    return tuple(
+        (
+            tuple((node.domain, node.op_type, *node.inputs) for node in graph),
+            tuple(graph.outputs),
+            tuple(str(value.shape) for node in graph for value in node.outputs),
+        )
+        for graph in graphs
+    )
