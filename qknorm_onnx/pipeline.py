@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
-from typing import Final
 
 import onnx
 import onnx_ir as ir
 
-from qknorm_onnx.errors import FusionRequiredError, InputError
+from qknorm_onnx.errors import FusionRequiredError
 from qknorm_onnx.graph.model_file import ModelSource, load_model, model_as_proto, save_model
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
 from qknorm_onnx.graph.report import FusedAttention, FusionReport
 from qknorm_onnx.graph.rewrite.prover import Prover
-from qknorm_onnx.lowering.registry import TARGETS, LoweringOutcome, lower
-
-PROVIDERS: Final = ("cpu", "cuda")
+from qknorm_onnx.lowering.registry import LoweringOutcome, lower
+from qknorm_onnx.spec.targets import DEFAULT_TARGET, require_provider, require_target
 
 Progress = Callable[[str], None]
 
@@ -29,6 +27,13 @@ class Program:
 
     model: ir.Model
     report: FusionReport
+
+    def __repr__(self) -> str:
+        """For example `<Program: fused 2 of 2 QK-Norm attentions (custom-op), 41 nodes, opset 20>`, not the whole graph."""
+        targets = ", ".join(sorted({fused.target for fused in self.report.fused}))
+        nodes = sum(1 for _ in self.model.graph.all_nodes())
+        what = self.report.summary() + (f" ({targets})" if targets else "")
+        return f"<Program: {what}, {nodes} nodes, opset {self.model.opset_imports.get('')}>"
 
     def to_proto(self) -> onnx.ModelProto:
         """The model as one protobuf message; raises InputError where its weights need `save`."""
@@ -42,7 +47,7 @@ class Program:
 def fuse(
     source: ModelSource,
     *,
-    target: str = "custom-op",
+    target: str = DEFAULT_TARGET,
     provider: str = "cpu",
     verify: bool = True,
     require_fusion: bool = False,
@@ -65,7 +70,8 @@ def fuse(
         InputError: `source` is no ONNX model, or `target` or `provider` is unknown.
         FusionRequiredError: `require_fusion`, and something was missed; the message says what and why.
     """
-    require_known(target=target, provider=provider)
+    require_target(target)
+    require_provider(provider)
     say = progress or _silent
     say("load")
     model = load_model(source)
@@ -94,14 +100,6 @@ def require_complete(report: FusionReport) -> None:
     misses += [f"{refusal.name}: {refusal.reason}" for refusal in report.refused]
     total = len(report.fused) + len(misses)
     raise FusionRequiredError(f"{len(misses)} of {total} QK-Norm attentions are not fused: {'; '.join(misses)}")
-
-
-def require_known(*, target: str, provider: str) -> None:
-    """Raises InputError, naming the choices, for a target or provider that does not exist."""
-    if target not in TARGETS:
-        raise InputError(f"unknown target {target!r}; choose one of {', '.join(TARGETS)}")
-    if provider not in PROVIDERS:
-        raise InputError(f"unknown provider {provider!r}; choose one of {', '.join(PROVIDERS)}")
 
 
 def _silent(_stage: str) -> None:

@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 from qknorm_onnx.errors import ExportError, first_line
+from qknorm_onnx.lowering.registry import TARGETS
 from qknorm_onnx.pipeline import Program, fuse
+from qknorm_onnx.spec.targets import DEFAULT_TARGET, require_provider, require_target
 from qknorm_onnx.torch_export.huggingface.cached_decoder import CachedDecoder
 from qknorm_onnx.torch_export.module.module_names import forget_wrapper, name_expressions, name_outputs
 from qknorm_onnx.torch_export.module.weight_check import check_weights
@@ -26,8 +28,6 @@ from qknorm_onnx.torch_export.signatures.dynamic_shapes import DynamicShapes, dy
 from qknorm_onnx.torch_export.signatures.signature_wrapper import ExplicitSignature, example_call
 
 DEFAULT_OPSET: Final = 20
-# The target "onnx" needs the operators RMSNormalization, RotaryEmbedding and Attention.
-OPSET_OF_TARGET: Final = {"onnx": 23}
 OLDEST_OPSET: Final = 18
 ATTENTION_OPSET: Final = 23
 
@@ -38,7 +38,7 @@ def export(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: DynamicShapes | None = None,
-    target: str = "custom-op",
+    target: str = DEFAULT_TARGET,
     provider: str = "cpu",
     opset: int | None = None,
     verify: bool = True,
@@ -60,13 +60,16 @@ def export(
         progress: called with the name of each stage as it begins.
 
     Raises:
+        InputError: `target` or `provider` is unknown.
         ExportError: damaged weights, example inputs that do not fit, a dynamic axis that cannot be honoured, or a module that
             torch.onnx cannot export.
         FusionRequiredError: `require_fusion`, and not all QK-Norm attention became one node.
     """
+    require_target(target)
+    require_provider(provider)
     if progress is not None:
         progress("export")
-    chosen = opset if opset is not None else OPSET_OF_TARGET.get(target, DEFAULT_OPSET)
+    chosen = opset if opset is not None else max(DEFAULT_OPSET, TARGETS[target].minimum_opset)
     model, notes = export_graph(module, args, kwargs, dynamic_shapes=dynamic_shapes, opset=chosen)
     program = fuse(model, target=target, provider=provider, verify=verify, require_fusion=require_fusion, progress=progress)
     return dataclasses.replace(program, report=dataclasses.replace(program.report, notes=(*notes, *program.report.notes)))

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from qknorm_onnx import custom_ops
+import qknorm_onnx.custom_ops as custom_ops
 from qknorm_onnx.benchmark.onnx_contestants import OPSET, BoundSession
 from qknorm_onnx.benchmark.timing import Clock, seconds_of
 from qknorm_onnx.benchmark.torch_contestants import import_torch

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from qknorm_onnx import custom_ops
+import qknorm_onnx.custom_ops as custom_ops
 from qknorm_onnx.benchmark import contrib_contestants, onnx_contestants, torch_contestants
 from qknorm_onnx.benchmark.cases import FASTEST_PEER, AnyCase, Bar, Case, Entry, MemoryCase
 from qknorm_onnx.benchmark.contestant import Contestant, LeftOutError, Maker

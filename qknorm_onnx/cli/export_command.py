@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from qknorm_onnx.cli.fusion_tables import print_report, report_as_data
-from qknorm_onnx.cli.options import json_option, require_fusion_option, require_known_target, target_options
+from qknorm_onnx.cli.options import json_option, require_fusion_option, target_options
 from qknorm_onnx.cli.source_options import load, source_argument, with_past_option
 from qknorm_onnx.cli.stage_progress import StageProgress
 
@@ -38,7 +38,6 @@ def command(
     as_json: bool,
 ) -> None:
     """Export SOURCE, a Hugging Face folder or package.module:factory, to the ONNX file OUT."""
-    require_known_target(target, provider)
     with StageProgress(7, enabled=not as_json) as progress:
         progress("load the module")
         loaded = load(source, with_past=with_past, dtype=dtype)

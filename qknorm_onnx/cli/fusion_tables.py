@@ -55,15 +55,6 @@ def print_report(console: Console, report: FusionReport, *, fused_word: str = "f
         table.add_row(escape(name), "plain", "queries and keys are not normalised")
     if table.row_count:
         console.print(table)
-    console.print(summary(report, fused_word=fused_word), highlight=False)
+    console.print(report.summary(fused_word), highlight=False)
     for note in report.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
-
-
-def summary(report: FusionReport, *, fused_word: str = "fused") -> str:
-    """For example `fused 28 of 28 QK-Norm attentions`."""
-    total = len(report.fused) + len(report.declined) + len(report.refused)
-    if not total:
-        plain = f"; {len(report.plain)} attention(s) without it" if report.plain else ""
-        return f"no QK-Norm attention found{plain}"
-    return f"{fused_word} {len(report.fused)} of {total} QK-Norm attentions"

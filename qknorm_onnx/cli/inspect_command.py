@@ -13,8 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from qknorm_onnx.cli.fusion_tables import print_report, report_as_data
-from qknorm_onnx.cli.options import existing_model, json_option, require_fusion_option, require_known_target
+from qknorm_onnx.cli.options import existing_model, json_option, listed, provider_option, require_fusion_option
 from qknorm_onnx.errors import FusionRequiredError
+from qknorm_onnx.spec.targets import PROVIDERS
 
 if TYPE_CHECKING:
     from qknorm_onnx.runtime.placement import NodePlacement
@@ -27,11 +28,10 @@ RUNS_IN_STYLES: Final = {"native kernel": "green", "function body": "yellow", "u
 @existing_model
 @require_fusion_option
 @click.option("--placement", is_flag=True, help="Also create a session and say which kernel runs each fused node.")
-@click.option("--provider", default="cpu", show_default=True, help="With --placement: the session is on cpu or cuda.")
+@provider_option(f"With --placement: the session is on {listed(PROVIDERS)}.")
 @json_option
 def command(model: Path, require_fusion: bool, placement: bool, provider: str, as_json: bool) -> None:
     """List each attention of the ONNX file MODEL: fused or not, its spec in one line, or why not. Changes nothing."""
-    require_known_target("custom-op", provider)
     from qknorm_onnx.inspection import inspect_model
 
     inspection = inspect_model(model)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from qknorm_onnx.spec.targets import DEFAULT_TARGET, PROVIDERS, TARGET_NAMES, require_provider, require_target
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -20,16 +22,25 @@ require_fusion_option = click.option(
 
 
 def target_options(function: Function) -> Function:
-    """`--target` and `--provider`; `require_known_target` checks their values."""
-    provider = click.option("--provider", default="cpu", show_default=True, help="Whose kernels: cpu or cuda.")
-    target = click.option(
-        "--target", default="custom-op", show_default=True, help="What attention becomes: custom-op, ort, onnx or primitive."
-    )
-    return target(provider(function))
+    """`--target` and `--provider`, refused where they do not exist before anything slow begins."""
+    what = f"What attention becomes: {listed(TARGET_NAMES)}."
+    target = click.option("--target", default=DEFAULT_TARGET, show_default=True, callback=_known(require_target), help=what)
+    return target(provider_option(f"Whose kernels: {listed(PROVIDERS)}.")(function))
 
 
-def require_known_target(target: str, provider: str) -> None:
-    """Raises InputError for an unknown target or provider, before anything slow begins."""
-    from qknorm_onnx.pipeline import require_known
+def provider_option(what: str) -> Callable[[Function], Function]:
+    """`--provider`; `what` is its line of help."""
+    return click.option("--provider", default=PROVIDERS[0], show_default=True, callback=_known(require_provider), help=what)
 
-    require_known(target=target, provider=provider)
+
+def listed(names: Sequence[str]) -> str:
+    """For example `a, b or c`."""
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _known(require: Callable[[str], None]) -> Callable[[click.Context, click.Parameter, str], str]:
+    def checked(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+        require(value)
+        return value
+
+    return checked

@@ -6,6 +6,7 @@ import dataclasses
 
 from qknorm_onnx.spec.one_line import one_line
 from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec
+from qknorm_onnx.spec.targets import DEFAULT_TARGET
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,7 @@ class FusedAttention:
 
     name: str
     spec: QKNormSpec
-    target: str = "custom-op"
+    target: str = DEFAULT_TARGET
     source_nodes: tuple[str, ...] = ()
     note: str = ""  # e.g. why the asked-for target could not serve it, or `unverified` and why
     query_preparation: tuple[QKNormRotarySpec, ...] = ()
@@ -83,3 +84,11 @@ class FusionReport:
     def complete(self) -> bool:
         """Whether there is QK-Norm attention and all of it is fused."""
         return bool(self.fused) and not self.declined and not self.refused
+
+    def summary(self, fused_word: str = "fused") -> str:
+        """For example `fused 28 of 28 QK-Norm attentions`; `fused_word` stands for what was done to them."""
+        total = len(self.fused) + len(self.declined) + len(self.refused)
+        if not total:
+            plain = f"; {len(self.plain)} attention(s) without it" if self.plain else ""
+            return f"no QK-Norm attention found{plain}"
+        return f"{fused_word} {len(self.fused)} of {total} QK-Norm attentions"

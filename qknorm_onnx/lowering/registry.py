@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Final, get_args
+from typing import Final
 
 import onnx_ir as ir
 
-from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.canonical.body_builder import BodyBuilder, NamedSizes
 from qknorm_onnx.graph.canonical.body_signature import signature_of
 from qknorm_onnx.graph.canonical.known_fields import unknown_fields
@@ -33,13 +32,12 @@ from qknorm_onnx.lowering.primitive_onnx import PRIMITIVE
 from qknorm_onnx.lowering.standard.standard_onnx import STANDARD
 from qknorm_onnx.spec.attributes import Spec
 from qknorm_onnx.spec.qk_norm_spec import QKNormSpec, SpecError
-from qknorm_onnx.spec.signature import NAMES_PER_OPERATOR, Provider
+from qknorm_onnx.spec.signature import NAMES_PER_OPERATOR
+from qknorm_onnx.spec.targets import require_provider, require_target
 
-TARGETS: Final = MappingProxyType({target.name: target for target in (CUSTOM_OP, ORT_CONTRIB, STANDARD, PRIMITIVE)})
-
-
-class UnknownTargetError(InputError):
-    """No such target."""
+TARGETS: Final[Mapping[str, Target]] = MappingProxyType(
+    {target.name: target for target in (CUSTOM_OP, ORT_CONTRIB, STANDARD, PRIMITIVE)}
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,10 +60,8 @@ def lower(model: ir.Model, *, target: str, provider: str) -> tuple[LoweringOutco
         InputError: `provider` is unknown.
         SpecError: a node cannot be expressed at all; the message names it.
     """
-    if target not in TARGETS:
-        raise UnknownTargetError(f"unknown target {target!r}; choose one of {', '.join(TARGETS)}")
-    if provider not in get_args(Provider):
-        raise InputError(f"unknown provider {provider!r}; choose one of {', '.join(get_args(Provider))}")
+    require_target(target)
+    require_provider(provider)
     if not any(canonical_nodes(scope) for scope in scopes(model)):
         return ()
     raise_opset(model, TARGETS[target].minimum_opset)

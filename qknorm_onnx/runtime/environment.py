@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final, Literal
 
 from qknorm_onnx.runtime.cuda_driver import LIBRARY, OLDEST_VERSION, CudaDriverError, find_cuda_driver
+from qknorm_onnx.spec.targets import EXECUTION_PROVIDERS
 
 MAKE_PACK: Final = "to make it anew: python -m qknorm_onnx.custom_ops.compile_kernels --out <the folder>"
 
@@ -65,17 +66,17 @@ def _onnxruntime() -> Iterator[Finding]:
 
     providers = onnxruntime.get_available_providers()
     yield Finding(name="onnxruntime", state="ok", detail=f"{onnxruntime.__version__} with {', '.join(providers)}")
-    if "CUDAExecutionProvider" not in providers:
+    if EXECUTION_PROVIDERS["cuda"] not in providers:
         yield Finding(
             name="CUDA provider",
             state="missing",
-            detail="this onnxruntime has no CUDAExecutionProvider",
+            detail=f"this onnxruntime has no {EXECUTION_PROVIDERS['cuda']}",
             mend="to run on an NVIDIA GPU: pip uninstall onnxruntime && pip install 'qknorm-onnx[gpu]'",
         )
 
 
 def _native_library() -> Finding:
-    from qknorm_onnx import custom_ops
+    import qknorm_onnx.custom_ops as custom_ops
 
     try:
         path = custom_ops.library_path()
@@ -107,7 +108,7 @@ def _cuda_driver() -> Finding:
 
 
 def _cuda_kernels() -> Finding:
-    from qknorm_onnx import custom_ops
+    import qknorm_onnx.custom_ops as custom_ops
 
     try:
         pack = custom_ops.kernel_pack()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from qknorm_onnx import custom_ops
+import qknorm_onnx.custom_ops as custom_ops
 from qknorm_onnx.graph.canonical.qk_norm_node import (
     canonical_operator,
     input_values,

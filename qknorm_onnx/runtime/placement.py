@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import onnx_ir as ir
 
-from qknorm_onnx import custom_ops
+import qknorm_onnx.custom_ops as custom_ops
 from qknorm_onnx.graph.model_file import ModelSource
 from qknorm_onnx.runtime.native_kernels import NativeKernels, canonical_nodes, dtype_name, native_kernels_for
 from qknorm_onnx.runtime.session import HasModel, create_session, import_onnxruntime, model_of
 from qknorm_onnx.spec.signature import DOMAIN, Provider
+from qknorm_onnx.spec.targets import EXECUTION_PROVIDERS
 
 if TYPE_CHECKING:
     import onnxruntime
 
 RunsIn = Literal["native kernel", "function body", "unknown"]
 
-EXECUTION_PROVIDERS: Final[Mapping[Provider, str]] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _RECORD_PLACEMENT: Final = "session.record_ep_graph_assignment_info"
 
 

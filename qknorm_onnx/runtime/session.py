@@ -15,6 +15,7 @@ from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.model_file import ModelSource, is_small, load_model, model_as_proto, save_model
 from qknorm_onnx.runtime.native_kernels import native_kernels_for
 from qknorm_onnx.runtime.overloads import ignores_overloads, needs_overloads, without_overloads
+from qknorm_onnx.spec.targets import EXECUTION_PROVIDERS
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -52,7 +53,7 @@ def create_session(
     ort = import_onnxruntime()
     if isinstance(providers, str):
         raise InputError(f"providers is the text {providers!r}; give a list of names")
-    wanted = list(providers) if providers is not None else ["CPUExecutionProvider"]
+    wanted = list(providers) if providers is not None else [EXECUTION_PROVIDERS["cpu"]]
     _require_available(ort, wanted)
     model = model_of(program_or_path)
     options = session_options if session_options is not None else ort.SessionOptions()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pathlib
 import subprocess
 import sys
@@ -104,3 +105,27 @@ else:
     raise SystemExit("imported under a wrong name")
 """
     run_without((), code)
+
+
+def imports_of_the_root(text: str) -> list[str]:
+    """What a module takes from `qknorm_onnx` itself, whose names lead to every floor."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (node.level, node.module) == (0, "qknorm_onnx"):
+            found += [alias.name for alias in node.names]
+        if isinstance(node, ast.Import):
+            found += ["the package" for alias in node.names if alias.name == "qknorm_onnx"]
+    return found
+
+
+def test_nothing_below_reaches_through_the_root() -> None:
+    """The contracts on floors see from where to where an import goes; through the root it goes everywhere."""
+    assert imports_of_the_root("from qknorm_onnx import custom_ops\nimport qknorm_onnx as qk") == ["custom_ops", "the package"]
+    assert imports_of_the_root("import qknorm_onnx.custom_ops as custom_ops\nfrom qknorm_onnx.spec import signature") == []
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = {ROOT / folder for folder in settings["tool"]["scikit-build"]["wheel"]["packages"].values()}
+    files = {path for folder in folders for path in folder.rglob("*.py")}
+    assert len(files) > 100
+    found = {str(path.relative_to(ROOT)): imports_of_the_root(path.read_text(encoding="utf-8")) for path in sorted(files)}
+    # The command line says the version.
+    assert {name: taken for name, taken in found.items() if taken} == {"qknorm_onnx/cli/main.py": ["the package"]}

@@ -11,16 +11,17 @@ import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+import qknorm_onnx as qk
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.canonical.known_fields import BODY_FIELDS
 from qknorm_onnx.graph.canonical.qk_norm_node import RotaryInputs, make_rotary_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.lowering import custom_op
 from qknorm_onnx.lowering.emit.target import Emitted, Target
-from qknorm_onnx.lowering.lower_pass import LowerPass
-from qknorm_onnx.lowering.registry import TARGETS, UnknownTargetError, lower
+from qknorm_onnx.lowering.registry import TARGETS, lower
 from qknorm_onnx.spec.qk_norm_spec import NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
 from qknorm_onnx.spec.reference import qk_norm_rotary
+from qknorm_onnx.spec.targets import TARGET_NAMES, UnknownTargetError
 from qknorm_onnx.spec.variants.variant import norm_gains
 from tests.contract.case_models import error, errors, feeds_of, model_of, over_budget, run_ort
 from tests.contract.spec_cases import GROUPS, case, group, optional, tables
@@ -43,24 +44,41 @@ def operators(model):
     return Counter(f"{node.domain}::{node.op_type}".removeprefix("::") for node in model.graph.all_nodes())
 
 
-@pytest.mark.parametrize("name", GROUPS)
-def test_primitive_is_the_reference(name):
-    cases = group(name)
-    model, outcomes = lowered(cases, "primitive", opset=18)
-    assert {outcome.target for outcome in outcomes} == {"primitive"}
-    assert not model.functions and "ai.qknorm" not in model.opset_imports
-    assert not {"RMSNormalization", "RotaryEmbedding", "Attention"} & set(operators(model))
-    assert not too_large(errors(cases, run_ort(model, feeds_of(model, cases))))
+def chain(target):
+    """The target and those that it falls back to."""
+    return [target, *chain(TARGETS[target].fallback)] if target else []
 
 
-@pytest.mark.parametrize("name", WITH_ATTENTION_OP)
-def test_onnx_is_the_reference(name):
+# The standard Attention operator needs opset 23, and ONNX Runtime's refuses empty batches and lengths.
+STANDARD_OPSET = 23
+WITH_STANDARD = [target for target in TARGETS if "onnx" in chain(target)]
+
+
+def groups_of(target):
+    return WITH_ATTENTION_OP if target in WITH_STANDARD else GROUPS
+
+
+@pytest.mark.parametrize(("target", "name"), [(target, name) for target in TARGETS for name in groups_of(target)])
+def test_every_target_is_the_reference(target, name):
     cases = group(name)
-    model, outcomes = lowered(cases, "onnx")
+    opset = STANDARD_OPSET if target in WITH_STANDARD else TARGETS[target].minimum_opset
+    model, outcomes = lowered(cases, target, opset=opset)
     assert [outcome.name for outcome in outcomes] == [found.id for found in cases]
-    assert {outcome.target for outcome in outcomes} <= {"onnx", "primitive"}
-    assert not model.functions and "ai.qknorm" not in model.opset_imports
+    assert {outcome.target for outcome in outcomes} <= set(chain(target))
+    if TARGETS[target].emit is not None:
+        assert not model.functions and "ai.qknorm" not in model.opset_imports
+    if target == "primitive":
+        assert not {"RMSNormalization", "RotaryEmbedding", "Attention"} & set(operators(model))
     assert not too_large(errors(cases, run_ort(model, feeds_of(model, cases))))
+
+
+def test_each_name_has_its_target():
+    assert tuple(TARGETS) == TARGET_NAMES
+
+
+@pytest.mark.parametrize("call", [qk.fuse, qk.export])
+def test_each_name_is_explained(call):
+    assert not [name for name in TARGETS if f'"{name}"' not in call.__doc__]
 
 
 @pytest.mark.parametrize("name", WITH_ATTENTION_OP)
@@ -337,14 +355,6 @@ def test_lowering_twice_changes_nothing_and_two_runs_give_equal_bytes(target):
     assert data == ir.to_proto(second).SerializeToString(deterministic=True)
     lower(first, target=target, provider="cpu")
     assert data == ir.to_proto(first).SerializeToString(deterministic=True)
-
-
-def test_the_pass_reports_its_outcomes():
-    model = model_of([case("x")], opset=23)
-    run = LowerPass(target="onnx")
-    assert run(model).modified
-    assert [outcome.target for outcome in run.outcomes] == ["onnx"]
-    assert not run(model).modified and run.outcomes == ()
 
 
 def test_an_emitted_value_says_nothing_by_default():

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+import qknorm_onnx as qk
 from qknorm_onnx.graph.passes import fuse as fuse_module
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
@@ -203,3 +204,11 @@ def test_report_says_which_nodes_were_replaced():
         node.name = f"node{index}"
     _, report = fused(model)
     assert len(report.fused[0].source_nodes) > 30 and report.complete
+
+
+def test_a_program_shows_itself_in_one_line():
+    program = qk.fuse(attention_model(Spelling()), target="primitive", verify=False)
+    nodes = len(list(program.model.graph))
+    assert repr(program) == f"<Program: fused 1 of 1 QK-Norm attentions (primitive), {nodes} nodes, opset 20>"
+    plain = qk.fuse(attention_model(Spelling(q_norm=IDENTITY, k_norm=IDENTITY)), verify=False)
+    assert repr(plain).startswith("<Program: no QK-Norm attention found; 1 attention(s) without it, ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -12,6 +13,7 @@ from qknorm_onnx.graph.canonical.body_signature import BodySignature
 from qknorm_onnx.graph.canonical.function_body import Inputs
 from qknorm_onnx.graph.canonical.known_fields import KnownFields
 from qknorm_onnx.spec.attributes import Spec
+from qknorm_onnx.spec.targets import TargetName
 
 
 class RefusedLoweringError(Exception):
@@ -50,11 +52,11 @@ class Target:
     fallback: the target that is tried where this one refuses; "" for none.
     """
 
-    name: str
+    name: TargetName
     minimum_opset: int
     known_fields: KnownFields
     emit: Emit | None = None
-    fallback: str = ""
+    fallback: TargetName | Literal[""] = ""
 
     def __post_init__(self) -> None:
         if not self.name or self.name == self.fallback:
