@@ -7,6 +7,7 @@ import dataclasses
 from qknorm_onnx.graph.canonical.lowered_mark import read_mark
 from qknorm_onnx.graph.canonical.qk_norm_node import is_attention_node
 from qknorm_onnx.graph.model_file import ModelSource, load_model
+from qknorm_onnx.graph.opset_floor import raise_to_floor
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
 from qknorm_onnx.graph.report import FusionReport
@@ -29,10 +30,11 @@ def inspect_model(source: ModelSource) -> Inspection:
     nodes = list(model.graph.all_nodes())
     done = {node.name for node in nodes if is_attention_node(node)}
     done |= {mark.name for mark in map(read_mark, nodes) if mark is not None}
+    raised = raise_to_floor(model)
     PreparePass()(model)
     fuse_pass = FuseQKNormPass(None, keeps=lambda _mark: True)
     fuse_pass(model)
-    report = fuse_pass.report
+    report = dataclasses.replace(fuse_pass.report, notes=(*([raised] if raised else []), *fuse_pass.report.notes))
     present = tuple(item for item in report.fused if item.name in done)
     recognised = tuple(item for item in report.fused if item.name not in done)
     return Inspection(dataclasses.replace(report, fused=present), FusionReport(fused=recognised))

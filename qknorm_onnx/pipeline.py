@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.errors import FusionRequiredError
 from qknorm_onnx.graph.model_file import ModelSource, load_model, model_as_proto, save_model
+from qknorm_onnx.graph.opset_floor import raise_to_floor
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
 from qknorm_onnx.graph.report import FusedAttention, FusionReport
@@ -67,7 +68,7 @@ def fuse(
         progress: called with the name of each stage as it begins.
 
     Raises:
-        InputError: `source` is no ONNX model, or `target` or `provider` is unknown.
+        InputError: `source` is no ONNX model or one of an old opset that cannot be raised, or `target` or `provider` is unknown.
         FusionRequiredError: `require_fusion`, and something was missed; the message says what and why.
     """
     require_target(target)
@@ -75,6 +76,8 @@ def fuse(
     say = progress or _silent
     say("load")
     model = load_model(source)
+    raised = raise_to_floor(model)
+    declared = {value.name: value.shape for value in (*model.graph.inputs, *model.graph.outputs)}
     say("prepare")
     PreparePass()(model)
     say("recognise and prove" if verify else "recognise")
@@ -82,12 +85,15 @@ def fuse(
         _prover() if verify else None, keeps=lambda mark: (mark.asked, mark.provider) == (target, provider)
     )
     fuse_pass(model)
+    report = dataclasses.replace(fuse_pass.report, notes=(*([raised] if raised else []), *fuse_pass.report.notes))
     if require_fusion:
-        require_complete(fuse_pass.report)
+        require_complete(report)
     say("lower")
     outcomes = lower(model, target=target, provider=provider)
     PreparePass()(model)  # bodies and lowerings bring equal constants along; a second run must find nothing to do
-    return Program(model, _with_targets(fuse_pass.report, outcomes))
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        value.shape = declared[value.name] or value.shape  # the names of sizes that the caller knows
+    return Program(model, _with_targets(report, outcomes))
 
 
 def require_complete(report: FusionReport) -> None:

@@ -92,6 +92,15 @@ def make_rotary_node(spec: QKNormRotarySpec, inputs: RotaryInputs, *, name: str)
     return _make_node(ROTARY_OP, spec, inputs, list(infer_rotary_outputs(spec, shapes).items()), name=name, dtype=inputs.x.dtype)
 
 
+def inferred_outputs(node: ir.Node) -> list[list[Dim]]:
+    """Dimensions of the outputs of a canonical node. Raises SpecError where it contradicts itself or a shape is not known."""
+    if is_attention_node(node):
+        attention, operands = read_attention_node(node)
+        return list(infer_attention_outputs(attention, _checked_shapes(ATTENTION_INPUTS, operands)).values())
+    rotary, inputs = read_rotary_node(node)
+    return list(infer_rotary_outputs(rotary, _checked_shapes(ROTARY_INPUTS, inputs)).values())
+
+
 def is_attention_node(node: ir.Node) -> bool:
     """Whether `node` is an `ai.qknorm::QKNormAttention`, under any of its numbered names."""
     return canonical_operator(node) == ATTENTION_OP

@@ -6,7 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants_ir
 
-from qknorm_onnx.graph.passes.infer_body_shapes import infer_body_shapes
+from qknorm_onnx.graph.passes.derive_shapes import DeriveShapesPass
 from qknorm_onnx.graph.passes.mend_rotary_tables import MendRotaryTablesPass
 from qknorm_onnx.graph.passes.remove_identities import RemoveIdentitiesPass
 from qknorm_onnx.spec.signature import DOMAIN
@@ -21,19 +21,18 @@ LARGEST_SHARED = 8
 
 
 class PreparePass(ir.passes.InPlacePass):
-    """Inlines functions, folds small constants, removes identities and duplicates, infers shapes, and mends rotary tables."""
+    """Inlines functions, folds small constants, removes identities and duplicates, derives shapes, and mends rotary tables."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run on `model` in place."""
         before = _fingerprint(model)
         common.InlinePass(criteria=lambda function: function.domain != DOMAIN)(model)
         RemoveIdentitiesPass()(model)
-        infer_shapes(model)
+        DeriveShapesPass()(model)
         fold_constants_ir(model, output_size_limit=LARGEST_FOLDED)
         RemoveIdentitiesPass()(model)
         common.RemoveUnusedNodesPass()(model)
-        infer_shapes(model)
-        infer_body_shapes(model, infer_shapes)
+        DeriveShapesPass()(model)
         MendRotaryTablesPass()(model)
         share_equal_nodes(model)
         return ir.passes.PassResult(model, _fingerprint(model) != before)
@@ -43,16 +42,6 @@ def share_equal_nodes(model: ir.Model) -> None:
     """Make nodes that compute the same from the same inputs one node, small constants included."""
     common.DeduplicateInitializersPass(size_limit=LARGEST_SHARED)(model)
     common.CommonSubexpressionEliminationPass()(model)
-
-
-def infer_shapes(model: ir.Model) -> None:
-    """Shapes of all values, as far as ONNX's inference can tell them; a model that it cannot read is left as it is."""
-    initializers = list(model.graph.initializers.values())
-    common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
-    # The pass takes large weights out and puts them back behind the others: a second run must not find another order.
-    model.graph.initializers.clear()
-    for value in initializers:
-        model.graph.register_initializer(value)
 
 
 def _fingerprint(model: ir.Model) -> tuple[object, ...]:

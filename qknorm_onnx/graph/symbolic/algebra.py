@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from qknorm_onnx.graph.symbolic.products import product_of
 from qknorm_onnx.graph.symbolic.terms import (
     FALSE,
     NUMBERS,
@@ -168,6 +169,8 @@ def _substitute_atom(atom: Atom, mapping: Mapping[int, Linear]) -> Linear:
         return form_of(_substitute_read(atom, mapping))
     if isinstance(atom, Apply):
         arguments = tuple(substitute_form(part, mapping) for part in atom.arguments)
+        if atom.function == "product":
+            return product_of(arguments)
         return form_of(Apply(atom.function, arguments, atom.nonnegative))
     return form_of(atom)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -23,7 +24,8 @@ from qknorm_onnx.graph.symbolic.algebra import (
     settle,
 )
 from qknorm_onnx.graph.symbolic.layout import Outcome, Rule
-from qknorm_onnx.graph.symbolic.numbers import Binary, cast, cast_like, equal, finished, lifted, value
+from qknorm_onnx.graph.symbolic.numbers import Binary, cast, cast_like, entrywise, equal, finished, lifted, value
+from qknorm_onnx.graph.symbolic.products import is_quotient, product_of, quotient_of
 from qknorm_onnx.graph.symbolic.tensor import IndexTensor, broadcast, broadcast_sizes, plain, tensor
 from qknorm_onnx.graph.symbolic.terms import (
     NUMBERS,
@@ -64,9 +66,11 @@ def multiply(left: Linear | Real, right: Linear | Real, extents: Extents) -> Ele
     if isinstance(left, Linear) and isinstance(right, Linear):
         if left.number is not None or right.number is not None:
             return right.times(left.number) if left.number is not None else left.times(right.number or 0)
-        positive = proven_nonnegative(left, extents) and proven_nonnegative(right, extents)
-        first, second = sorted((left, right), key=str)
-        return form_of(Apply("product", (first, second), positive))
+        found = product_of((left, right))
+        ((atom, factor),) = found.terms
+        if isinstance(atom, Apply) and proven_nonnegative(left, extents) and proven_nonnegative(right, extents):
+            return form_of(replace(atom, nonnegative=True)).times(factor)
+        return found
     return _folded(lambda a, b: a * b, left, right)
 
 
@@ -83,11 +87,15 @@ def divide_integers(left: Linear | Real, right: Linear | Real, extents: Extents)
     exact = _divided_exactly(left, right.number) if right.number else None
     if exact is not None:
         return exact
-    if not (proven_nonnegative(left, extents) and proven_nonnegative(right, extents)) or right.number == 0:
+    reduced = quotient_of(left, right)
+    if reduced is None or not is_quotient(reduced):
+        return reduced
+    if not (proven_nonnegative(left, extents) and proven_nonnegative(right, extents)):
         return None
     if left.number is not None and right.number is not None:
         return Linear(left.number // right.number)
-    return form_of(Apply("quotient", (left, right), nonnegative=True))
+    ((atom, _),) = reduced.terms
+    return form_of(replace(atom, nonnegative=True)) if isinstance(atom, Apply) else reduced
 
 
 def _divide_reals(left: Linear | Real, right: Linear | Real, _extents: Extents) -> Element | None:
@@ -99,7 +107,8 @@ def _divide_reals(left: Linear | Real, right: Linear | Real, _extents: Extents) 
     return _folded(lambda a, b: a / b, left, right) if divisor else None
 
 
-def _remainder(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+def remainder(left: Linear | Real, right: Linear | Real, extents: Extents) -> Element | None:
+    """What an integer division by a positive number leaves."""
     if not (isinstance(left, Linear) and isinstance(right, Linear) and right.number and right.number > 0):
         return None
     if _divided_exactly(left, right.number) is not None:
@@ -164,15 +173,18 @@ def _elementwise(function: Binary, *, logical: bool = False) -> Rule:
     """A rule for two or more inputs, folded from the left."""
 
     def rule(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
+        dtype = ir.DataType.BOOL if logical else sources[0].dtype if sources[0] is not None else None
         joined = broadcast(sources)
         if joined is None:
-            return _sizes(sources)
+            return entrywise(folded, sources, dtype) or _sizes(sources)
         extents, elements = joined
-        dtype = sources[0].dtype if sources[0] is not None else None
+        return finished(extents, folded(elements, extents), dtype)
+
+    def folded(elements: Sequence[Element], extents: Extents) -> Element | None:
         element: Element | None = elements[0]
         for other in elements[1:]:
             element = lifted(function, element, other, extents) if element is not None else None
-        return finished(extents, element, ir.DataType.BOOL if logical else dtype)
+        return element
 
     return rule
 
@@ -190,7 +202,7 @@ def _divide(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
 
 
 def _modulo(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
-    return _elementwise(_remainder)(node, sources)
+    return _elementwise(remainder)(node, sources)
 
 
 def _equality(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
@@ -203,11 +215,14 @@ def _logic(function: Callable[[Element, Element], Element]) -> Rule:
     def rule(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
         joined = broadcast(sources)
         if joined is None:
-            return _sizes(sources)
-        extents, (left, right) = joined
-        if isinstance(left, NUMBERS) or isinstance(right, NUMBERS):
-            return extents
-        return tensor(extents, function(left, right), ir.DataType.BOOL)
+            return entrywise(joined_truths, sources, ir.DataType.BOOL) or _sizes(sources)
+        extents, elements = joined
+        element = joined_truths(elements, extents)
+        return tensor(extents, element, ir.DataType.BOOL) if element is not None else extents
+
+    def joined_truths(elements: Sequence[Element], _extents: Extents) -> Element | None:
+        left, right = elements
+        return None if isinstance(left, NUMBERS) or isinstance(right, NUMBERS) else function(left, right)
 
     return rule
 
@@ -218,11 +233,15 @@ def _unary(function: Callable[[Linear | Real, Extents], Element | None], *, logi
 
 def _elementwise_one(function: Binary, *, logical: bool) -> Rule:
     def rule(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
-        flat = plain(sources[0]) if sources[0] is not None else None
+        if sources[0] is None:
+            return None
+        flat, dtype = plain(sources[0]), ir.DataType.BOOL if logical else sources[0].dtype
         if flat is None or flat.element is None:
-            return sources[0].extents if sources[0] is not None else None
-        element = lifted(function, flat.element, Linear(), flat.extents)
-        return finished(flat.extents, element, ir.DataType.BOOL if logical else flat.dtype)
+            return entrywise(applied, sources[:1], dtype) or sources[0].extents
+        return finished(flat.extents, applied([flat.element], flat.extents), dtype)
+
+    def applied(elements: Sequence[Element], extents: Extents) -> Element | None:
+        return lifted(function, elements[0], Linear(), extents)
 
     return rule
 
@@ -251,14 +270,17 @@ def _not(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
 
 
 def _where(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
+    dtype = sources[1].dtype if sources[1] is not None else None
     joined = broadcast(sources)
     if joined is None:
-        return _sizes(sources)
-    extents, (condition, when_true, when_false) = joined
-    if isinstance(condition, NUMBERS):
-        return extents
-    dtype = sources[1].dtype if sources[1] is not None else None
-    return finished(extents, select(condition, when_true, when_false), dtype)
+        return entrywise(_selected, sources, dtype) or _sizes(sources)
+    extents, elements = joined
+    return finished(extents, _selected(elements, extents), dtype)
+
+
+def _selected(elements: Sequence[Element], _extents: Extents) -> Element | None:
+    condition, when_true, when_false = elements
+    return None if isinstance(condition, NUMBERS) else select(condition, when_true, when_false)
 
 
 def _is_nan(number: Linear | Real, _extents: Extents) -> Element | None:

@@ -7,7 +7,8 @@ at the same index.  So a wrong conclusion is impossible from an unknown op; the 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -19,6 +20,7 @@ from qknorm_onnx.graph.symbolic.arithmetic import (
     divide_integers,
     larger,
     multiply,
+    remainder,
     smaller,
     subtract,
 )
@@ -40,7 +42,8 @@ from qknorm_onnx.graph.symbolic.terms import (
 )
 
 RULES = {**LAYOUTS, **GATHERS, **ARITHMETIC, **SIZES}
-_DIMENSION_RULES = {ast.Add: add, ast.Sub: subtract, ast.Mult: multiply, ast.FloorDiv: divide_integers}
+_NAME = re.compile(r"[A-Za-z_][\w.]*(?:-[A-Za-z_][\w.]*)*")
+_DIMENSION_RULES = {ast.Add: add, ast.Sub: subtract, ast.Mult: multiply, ast.FloorDiv: divide_integers, ast.Mod: remainder}
 _DIMENSION_CALLS = {"Min": smaller, "Max": larger}
 _INTEGERS = {
     getattr(ir.DataType, name) for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL")
@@ -50,11 +53,12 @@ _INTEGERS = {
 class IndexReader:
     """Interprets the values of one graph and remembers each: a value is interpreted once, however many masks share it.
 
-    `nonempty`: dimensions that may be taken to be 1 at least.
+    `nonempty`: dimensions that may be taken to be 1 at least. `largest_table`: constants of more values are not looked into.
     """
 
-    def __init__(self, nonempty: frozenset[Dimension] = frozenset()) -> None:
+    def __init__(self, nonempty: frozenset[Dimension] = frozenset(), *, largest_table: int = LARGEST_TABLE) -> None:
         self._nonempty = nonempty
+        self._largest_table = largest_table
         self._known: dict[ir.Value, IndexTensor | None] = {}
 
     def read(self, value: ir.Value) -> IndexTensor | None:
@@ -79,6 +83,21 @@ class IndexReader:
         known = self.read(value)
         return known.extents if known is not None else declared
 
+    def known(self, value: ir.Value) -> IndexTensor | None:
+        """What was found for `value`, if it has been read."""
+        return self._known.get(value)
+
+    def settle(self, value: ir.Value, extents: Extents) -> None:
+        """From now on `value` has the sizes `extents`, which it was found to have by other means."""
+        known = self._known.get(value)
+        if known is not None and known.extents != extents and known.rank == len(extents):
+            self._known[value] = replace(known, extents=extents)
+
+    def forget(self, values: Iterable[ir.Value]) -> None:
+        """Interpret these values anew when they are asked for."""
+        for value in values:
+            self._known.pop(value, None)
+
     def _sources(self, value: ir.Value) -> list[ir.Value]:
         """The values that must be interpreted before `value`."""
         node = value.producer()
@@ -94,7 +113,7 @@ class IndexReader:
     def _interpret(self, value: ir.Value) -> IndexTensor | None:
         array = constant_of(value)
         if array is not None:
-            found = constant_tensor(array.numpy(), array.dtype) if array.size <= LARGEST_TABLE else None
+            found = constant_tensor(array.numpy(), array.dtype) if array.size <= self._largest_table else None
             return found or self._leaf(value, tuple(map(Linear, array.shape.numpy())))
         node = value.producer()
         if node is None or not _has_rule(node, value):
@@ -181,15 +200,26 @@ def parsed_dimension(text: str, named: Callable[[str], Linear]) -> Linear | None
     """A dimension's name as a form, with `named` for the single names in it.
 
     Exporters write sums, multiples, quotients and bounds: `s58 + s70`, `(8*s14)//s41`, `Min(64, s69)`; None for anything else.
+    A dot belongs to a name, and so does a dash between letters: `past.0.key_axis_2`, `batch-size`.
     """
+    if text.isidentifier():
+        return named(text)
+    names: dict[str, str] = {}
+
+    def placed(found: re.Match[str]) -> str:
+        name = found.group()
+        return name if name in _DIMENSION_CALLS else names.setdefault(name, f"name{len(names)}")
+
+    names_only = _NAME.sub(placed, text)
+    originals = {placeholder: name for name, placeholder in names.items()}
     try:
-        return _parsed(ast.parse(text, mode="eval").body, named)
+        return _parsed(ast.parse(names_only, mode="eval").body, lambda placeholder: named(originals[placeholder]))
     except SyntaxError:
         return None
 
 
 def _parsed(tree: ast.expr, named: Callable[[str], Linear]) -> Linear | None:
-    if isinstance(tree, ast.Name):
+    if isinstance(tree, ast.Name) and tree.id not in _DIMENSION_CALLS:
         return named(tree.id)
     if isinstance(tree, ast.Constant) and type(tree.value) is int:
         return Linear(tree.value)
@@ -207,8 +237,28 @@ def _parsed(tree: ast.expr, named: Callable[[str], Linear]) -> Linear | None:
     return found if isinstance(found, Linear) else None
 
 
+def has_rule(node: ir.Node) -> bool:
+    """Whether the first output of `node` is interpreted, and not a leaf."""
+    return node.domain in ("", "ai.onnx") and (node.op_type in RULES or node.op_type == "Shape")
+
+
 def _has_rule(node: ir.Node, value: ir.Value) -> bool:
-    return node.domain in ("", "ai.onnx") and value is node.outputs[0] and (node.op_type in RULES or node.op_type == "Shape")
+    return value is node.outputs[0] and has_rule(node)
+
+
+def result_type(node: ir.Node) -> ir.DataType | None:
+    """The type that an op with a rule gives its result, by the types that the graph says its inputs have."""
+    if node.op_type in LOGICAL:
+        return ir.DataType.BOOL
+    if node.op_type in ("Shape", "Size"):
+        return ir.DataType.INT64
+    if node.op_type == "Cast":
+        return ir.DataType(node.attributes.get_int("to", 0))
+    if node.op_type == "ConstantOfShape":
+        fill = node.attributes.get_tensor("value")
+        return fill.dtype if fill is not None else ir.DataType.FLOAT
+    source = node.inputs[1 if node.op_type in ("Where", "CastLike", "RMSNormalization") else 0]
+    return source.dtype if source is not None else None
 
 
 def _result_type(node: ir.Node, sources: Sequence[IndexTensor | None]) -> ir.DataType | None:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.symbolic.algebra import proven_nonnegative, select, substitute
 from qknorm_onnx.graph.symbolic.layout import Outcome, Rule, argument, clipped
-from qknorm_onnx.graph.symbolic.tensor import IndexTensor, components_of, integers, plain, relabel, tensor
+from qknorm_onnx.graph.symbolic.tensor import IndexTensor, components_of, integers, plain, relabel, stack, tensor
 from qknorm_onnx.graph.symbolic.terms import FALSE, NUMBERS, AtLeastZero, Element, Extents, Linear, index
 
 
@@ -23,19 +23,27 @@ def _place(element: Element | None, extents: Extents, size: Linear) -> Linear | 
 
 def _gather(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
     source, places = sources[0], argument(sources, 1)
-    flat = plain(places) if places is not None else None
-    if source is None or flat is None:
+    if source is None or places is None:
         return None
     axis = node.attributes.get_int("axis", 0) % source.rank
-    extents = (*source.extents[:axis], *flat.extents, *source.extents[axis + 1 :])
-    place = _place(flat.element, flat.extents, source.extents[axis])
-    if place is None:
-        return extents
-    if source.components and axis == source.rank - 1:
-        if place.number is not None and place.number < len(source.components) and flat.rank == 0:
-            return tensor(extents, source.components[place.number], source.dtype)
-        return _moved(plain(source), axis, place, flat.rank, extents) or extents
-    return _moved(source, axis, place, flat.rank, extents) or extents
+    extents = (*source.extents[:axis], *places.extents, *source.extents[axis + 1 :])
+    picked = _entries(source, places) if source.components and axis == source.rank - 1 else None
+    flat = plain(places)
+    place = _place(flat.element, flat.extents, source.extents[axis]) if flat is not None else None
+    if picked is not None or place is None:
+        return picked or extents
+    return _moved(plain(source), axis, place, places.rank, extents) or extents
+
+
+def _entries(source: IndexTensor, places: IndexTensor) -> IndexTensor | None:
+    """Entries of a short vector, such as a shape, that a constant picks."""
+    wanted, length = integers(places), len(source.components)
+    if wanted is None or places.rank > 1 or any(not -length <= at < length for at in wanted):
+        return None
+    extents = source.extents[:-1]
+    if not places.rank:
+        return tensor(extents, source.components[wanted[0]], source.dtype)
+    return stack(extents, [source.components[at] for at in wanted], source.dtype)
 
 
 def _moved(source: IndexTensor | None, axis: int, place: Linear, rank: int, extents: Extents) -> IndexTensor | None:

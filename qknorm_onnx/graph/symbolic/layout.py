@@ -12,6 +12,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from qknorm_onnx.graph.symbolic.algebra import proven_nonnegative, select, substitute
+from qknorm_onnx.graph.symbolic.products import product_of, quotient_of
 from qknorm_onnx.graph.symbolic.tensor import (
     LONGEST_STACK,
     IndexTensor,
@@ -115,21 +116,12 @@ def _reshape(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
 
 
 def _inferred(old: Extents, target: Sequence[Linear]) -> Extents | None:
-    """`target` with its -1 replaced, where the other sizes cancel one by one; None where they do not."""
+    """`target` with its -1 replaced by what the other sizes leave over; None where a size is 0."""
     if Linear(-1) not in target:
         return tuple(target)
-    left = [extent for extent in old if extent != ONE]
-    for size in target:
-        if size in (ONE, Linear(-1)):
-            continue
-        if size not in left:
-            return None
-        left.remove(size)
-    if len(left) > 1 and not all(extent.number is not None for extent in left):
+    missing = quotient_of(product_of(old), product_of(size for size in target if size != Linear(-1)))
+    if missing is None:
         return None
-    missing = ONE
-    for extent in left:
-        missing = extent if missing == ONE else Linear((missing.number or 0) * (extent.number or 0))
     return tuple(missing if size == Linear(-1) else size for size in target)
 
 
@@ -167,7 +159,7 @@ def _concat(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
     axis = node.attributes.get_int("axis", 0) % rank
     beside = [part.extents[:axis] + part.extents[axis + 1 :] for part in parts]
     if any(sizes != beside[0] for sizes in beside):
-        return None
+        return _joined_sizes([part.extents for part in parts], axis)
     length = sum((part.extents[axis] for part in parts), Linear())
     extents = (*parts[0].extents[:axis], length, *parts[0].extents[axis + 1 :])
     if axis == rank - 1 and length.number is not None and length.number <= LONGEST_STACK:
@@ -175,6 +167,17 @@ def _concat(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
         if all(column is not None for column in columns):
             return stack(extents[:-1], [entry for column in columns if column for entry in column], parts[0].dtype)
     return _joined(parts, axis, extents) or extents
+
+
+def _joined_sizes(shapes: Sequence[Extents], axis: int) -> PartialExtents | None:
+    """Sizes of pieces whose other axes are equal, though that is not proven: a number is right for all of them."""
+    if len(set(map(len, shapes))) > 1:
+        return None
+    found: list[Linear | None] = []
+    for place, sizes in enumerate(zip(*shapes, strict=True)):
+        certain = set(sizes) if len(set(sizes)) == 1 else {size for size in sizes if size.number is not None}
+        found.append(sum(sizes, Linear()) if place == axis else next(iter(certain)) if len(certain) == 1 else None)
+    return tuple(found)
 
 
 def _joined(parts: Sequence[IndexTensor], axis: int, extents: Extents) -> IndexTensor | None:

@@ -11,10 +11,11 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.symbolic.algebra import is_zero, negate, select, settle
 from qknorm_onnx.graph.symbolic.layout import Outcome
-from qknorm_onnx.graph.symbolic.tensor import IndexTensor, plain, tensor
+from qknorm_onnx.graph.symbolic.tensor import IndexTensor, components_of, plain, stack, tensor
 from qknorm_onnx.graph.symbolic.terms import NUMBERS, Element, Extents, Known, Linear, Real, Select, constant
 
 Binary: TypeAlias = Callable[[Linear | Real, Linear | Real, Extents], Element | None]
+Entrywise: TypeAlias = Callable[[Sequence[Element], Extents], Element | None]
 DEEPEST_SELECTION = 4
 _EXACT = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE}
 _NARROW_FLOATS: dict[ir.DataType, type[np.floating]] = {ir.DataType.FLOAT: np.float32, ir.DataType.FLOAT16: np.float16}
@@ -63,6 +64,25 @@ def finished(extents: Extents, element: Element | None, dtype: ir.DataType | Non
     return tensor(extents, _rounded(element, dtype), dtype)
 
 
+def entrywise(function: Entrywise, sources: Sequence[IndexTensor | None], dtype: ir.DataType | None) -> IndexTensor | None:
+    """`function` applied to each entry of short vectors, such as shapes; None where one is no vector, number or known."""
+    known = [source for source in sources if source is not None and source.rank <= 1]
+    columns = [components_of(source) if source.rank else (source.element,) for source in known]
+    length = max((len(column) for column in columns if column is not None), default=0)
+    if len(known) < len(sources) or length < 2 or any(column is None or len(column) not in (1, length) for column in columns):
+        return None
+    found = []
+    for place in range(length):
+        entries = [column[place if len(column) > 1 else 0] for column in columns if column is not None]
+        if any(entry is None for entry in entries):
+            return None
+        result = function([entry for entry in entries if entry is not None], ())
+        if result is None or not _holds(result, dtype):
+            return None
+        found.append(_rounded(result, dtype))
+    return stack((), found, dtype)
+
+
 def _holds(element: Element, dtype: ir.DataType | None) -> bool:
     if isinstance(element, Select):
         return _holds(element.when_true, dtype) and _holds(element.when_false, dtype)
@@ -94,19 +114,24 @@ def cast_like(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
 
 
 def _converted(source: IndexTensor | None, target: ir.DataType) -> Outcome:
-    flat = plain(source) if source is not None else None
+    if source is None:
+        return None
+    flat = plain(source)
     if flat is None or flat.element is None:
-        return source.extents if source is not None else None
-    element: Element | None = flat.element
+        parts = entrywise(lambda parts, extents: _converted_element(parts[0], target, extents), [source], target)
+        return parts or source.extents
+    return finished(flat.extents, _converted_element(flat.element, target, flat.extents), target)
+
+
+def _converted_element(element: Element, target: ir.DataType, extents: Extents) -> Element | None:
     if target == ir.DataType.BOOL:
-        if isinstance(element, NUMBERS):
-            same = lifted(equal, element, Linear(), flat.extents)
-            element = negate(same) if same is not None and not isinstance(same, NUMBERS) else None
-    elif not isinstance(element, NUMBERS):
-        element = select(element, Linear(1), Linear(0)) if element is not None else None
-    elif not _castable(element, target):
-        element = None
-    return finished(flat.extents, element, target)
+        if not isinstance(element, NUMBERS):
+            return element
+        same = lifted(equal, element, Linear(), extents)
+        return negate(same) if same is not None and not isinstance(same, NUMBERS) else None
+    if not isinstance(element, NUMBERS):
+        return select(element, Linear(1), Linear(0))
+    return element if _castable(element, target) else None
 
 
 def _castable(element: Element, target: ir.DataType) -> bool:

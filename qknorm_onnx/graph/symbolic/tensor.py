@@ -99,22 +99,23 @@ def relabel(source: IndexTensor, extents: Sequence[Linear], mapping: Mapping[int
 
 
 def broadcast_sizes(shapes: Sequence[Extents]) -> PartialExtents:
-    """The common sizes by ONNX's broadcasting; None for one where the sizes that meet are not proven equal."""
+    """The common sizes by ONNX's broadcasting; None for one where two sizes meet of which neither is known to be that."""
     rank = max(map(len, shapes), default=0)
-    result: list[Linear | None] = [ONE] * rank
-    for shape in shapes:
-        for axis, extent in enumerate(shape, rank - len(shape)):
-            if result[axis] == ONE:
-                result[axis] = extent
-            elif extent not in (ONE, result[axis]):
-                result[axis] = None
+    result: list[Linear | None] = []
+    for axis in range(rank):
+        meeting = {shape[axis - rank + len(shape)] for shape in shapes if axis - rank + len(shape) >= 0} - {ONE}
+        numbers = {extent for extent in meeting if extent.number is not None}
+        certain = meeting if len(meeting) == 1 else numbers
+        result.append(ONE if not meeting else next(iter(certain)) if len(certain) == 1 else None)
     return tuple(result)
 
 
 def broadcast_extents(shapes: Sequence[Extents]) -> Extents | None:
     """The common sizes; None where equal sizes are not proven."""
     sizes = broadcast_sizes(shapes)
-    return tuple(size for size in sizes if size is not None) if None not in sizes else None
+    known = tuple(size for size in sizes if size is not None)
+    fitting = all(extent in (ONE, size) for shape in shapes for extent, size in zip(shape[::-1], known[::-1], strict=False))
+    return known if len(known) == len(sizes) and fitting else None
 
 
 def broadcast(sources: Sequence[IndexTensor | None]) -> tuple[Extents, list[Element]] | None:

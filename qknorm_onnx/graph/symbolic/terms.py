@@ -49,7 +49,7 @@ class Apply:
 
     function: Literal["quotient", "remainder", "absolute", "maximum", "minimum", "product"]
     arguments: tuple[Linear, ...]
-    nonnegative: bool = False
+    nonnegative: bool = field(default=False, compare=False)
 
 
 Atom: TypeAlias = Index | Dimension | Read | Apply

@@ -8,6 +8,8 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import Repeat
 from qknorm_onnx.graph.match.located import Dim, Layout, Located
+from qknorm_onnx.graph.symbolic.dimensions import dim_of_form, form_of_dim
+from qknorm_onnx.graph.symbolic.products import product_of
 from qknorm_onnx.graph.walk.constants import attribute_int, attribute_or_input, input_of, integers, producer, rank_of
 
 LayoutReader = Callable[[Located, ir.Node], Located | None]
@@ -91,12 +93,19 @@ def _take(letters: str, dim: Dim, sizes: dict[str, Dim]) -> int | None:
         size = sizes.get(letter)
         if size is None:
             return None
-        product = size if product == 1 else product * size
+        product = size if product == 1 else _times(product, size)
         if same_size(product, dim):
             return count
         if isinstance(product, int) and isinstance(dim, int) and product > dim:
             return None
     return None
+
+
+def _times(first: Dim, second: Dim) -> Dim:
+    forms = [form_of_dim(dim) for dim in (first, second)]
+    known = [form for form in forms if form is not None]
+    product = dim_of_form(product_of(known)) if len(known) == len(forms) else None
+    return product if isinstance(product, int) else ir.SymbolicDim(product)
 
 
 def _transpose(located: Located, node: ir.Node) -> Located | None:

@@ -1,0 +1,44 @@
+"""Makes constants of integers that follow from fixed sizes: halves of a head, numbers of heads, bounds of slices."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from qknorm_onnx.graph.symbolic.expression import IndexReader
+from qknorm_onnx.graph.symbolic.tensor import integers
+
+_FOLDED = {ir.DataType.INT64: np.int64, ir.DataType.INT32: np.int32}
+
+
+def fold_sizes(graph: ir.Graph, reader: IndexReader) -> bool:
+    """Replace what `graph` and its bodies compute from sizes, where the result is the same numbers for all inputs.
+
+    `reader` has read the graph, whose shapes are derived. Returns whether anything was replaced.
+    """
+    found = [(node, numbers) for node in graph.all_nodes() if (numbers := _numbers(node, reader)) is not None]
+    for node, numbers in found:
+        _replace(node, numbers)
+    return bool(found)
+
+
+def _numbers(node: ir.Node, reader: IndexReader) -> np.ndarray | None:
+    value = node.outputs[0]
+    dtype = _FOLDED.get(value.dtype) if value.dtype is not None else None
+    if dtype is None or node.op_type == "Constant" or value.shape is None or len(value.shape) > 1:
+        return None
+    if value.is_graph_output() or not value.uses() or len(node.outputs) > 1:
+        return None
+    known = reader.known(value)
+    entries = integers(known) if known is not None else None
+    return None if entries is None else np.asarray(entries, dtype=dtype).reshape([len(entries)] * len(value.shape))
+
+
+def _replace(node: ir.Node, numbers: np.ndarray) -> None:
+    value, graph = node.outputs[0], node.graph
+    assert isinstance(graph, ir.Graph), "functions are inlined before"
+    name, value.name = value.name, None
+    made = ir.Value(name=name, shape=value.shape, type=value.type, const_value=ir.tensor(numbers, name=name))
+    graph.register_initializer(made)
+    ir.convenience.replace_all_uses_with(value, made)
+    graph.remove(node, safe=True)
