@@ -7,9 +7,9 @@ import dataclasses
 from qknorm_onnx.graph.canonical.lowered_mark import read_mark
 from qknorm_onnx.graph.canonical.qk_norm_node import is_attention_node
 from qknorm_onnx.graph.model_file import ModelSource, load_model
-from qknorm_onnx.graph.opset_floor import raise_to_floor
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
+from qknorm_onnx.graph.passes.raise_opset import raise_to_floor
 from qknorm_onnx.graph.report import FusionReport
 
 

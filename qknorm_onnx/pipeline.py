@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from qknorm_onnx.errors import FusionRequiredError
 from qknorm_onnx.graph.model_file import ModelSource, load_model, model_as_proto, save_model
-from qknorm_onnx.graph.opset_floor import raise_to_floor
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
+from qknorm_onnx.graph.passes.raise_opset import raise_to_floor
 from qknorm_onnx.graph.report import FusedAttention, FusionReport
 from qknorm_onnx.graph.rewrite.prover import Prover
 from qknorm_onnx.lowering.registry import LoweringOutcome, lower
