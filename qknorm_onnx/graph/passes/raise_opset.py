@@ -12,6 +12,10 @@ from qknorm_onnx.graph.canonical.function_body import MINIMUM_OPSET
 # Inputs of a node that old opsets kept as attributes, and the like, are smaller; only these are given to the converter.
 LARGEST_CONVERTED = 1000
 
+# What onnxruntime's optimizer writes into ONNX's domain, though ONNX has no such operators; they have but one version.
+RUNTIME_OPERATORS = frozenset({"SimplifiedLayerNormalization"})
+HELD_DOMAIN = "held.runtime"
+
 
 def raise_to_floor(model: ir.Model) -> str | None:
     """Convert `model` in place to opset 18 if its opset is older, and say so in one line; None where nothing was to be done.
@@ -48,10 +52,19 @@ def _converted(model: ir.Model, version: int) -> ir.Model:
             small.graph.initializers.pop(str(value.name))
         if value.name not in names:
             small.graph.inputs.append(value)
+    held = [node for node in small.graph.all_nodes() if node.domain == "" and node.op_type in RUNTIME_OPERATORS]
+    for node in held:
+        node.domain = HELD_DOMAIN
+    if held:
+        small.graph.opset_imports[HELD_DOMAIN] = 1
     try:
-        return ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(small), MINIMUM_OPSET))
+        converted = ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(small), MINIMUM_OPSET))
     except (RuntimeError, ValueError, onnx.version_converter.ConvertError) as error:
         raise InputError(_refusal(version, _first_line(error))) from error
+    for node in converted.graph.all_nodes():
+        node.domain = "" if node.domain == HELD_DOMAIN else node.domain
+    converted.graph.opset_imports.pop(HELD_DOMAIN, None)
+    return converted
 
 
 def _put_back(graph: ir.Graph, weights: dict[str, ir.Value], *, inputs: set[str]) -> None:

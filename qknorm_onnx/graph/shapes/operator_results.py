@@ -20,6 +20,16 @@ from qknorm_onnx.spec.qk_norm_spec import SpecError
 # ONNX's rules read axes, pads, repeats and shapes; no larger constant is any of them.
 LARGEST_READ: Final = 64
 
+# How ONNX says that it knows no such operator, type or combination of shapes.
+REFUSALS: Final = (
+    onnx.defs.SchemaError,
+    onnx.shape_inference.InferenceError,
+    onnx.checker.ValidationError,
+    RuntimeError,
+    ValueError,
+    KeyError,
+)
+
 
 def node_results(node: ir.Node, opsets: Mapping[str, int], reader: IndexReader) -> Results:
     """Type and dimensions of each output, as far as they are known; `reader` knows the numbers that small inputs hold."""
@@ -46,7 +56,7 @@ def _by_onnx(node: ir.Node, opsets: Mapping[str, int], reader: IndexReader) -> R
             _read_data(node, reader),
             opset_imports=[onnx.helper.make_opsetid(domain, number) for domain, number in opsets.items()],
         )
-    except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, KeyError):
+    except REFUSALS:
         return []  # what does not fit together is for the runtime to refuse, where it matters
     return [_result(found.get(str(value.name))) for value in node.outputs]
 
