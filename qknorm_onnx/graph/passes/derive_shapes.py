@@ -74,18 +74,18 @@ class _Derivation:
         if node.op_type == "Constant" and node.domain == "":
             _describe(node.outputs[0])
             return
-        ruled = has_rule(node)
-        found = self.reader.read(node.outputs[0]) if ruled else None
-        sizes = [_stated(extent) for extent in found.extents] if found is not None else None
-        dtype = result_type(node) if ruled else None
-        if sizes is not None and None not in sizes and dtype is not None and len(node.outputs) == 1:
-            self._settle(node.outputs[0], dtype, sizes)
-            return
-        results = node_results(node, self._opsets, self.reader)
+        results = None
         for place, value in enumerate(node.outputs):
-            kind, dims = results[place] if place < len(results) else (None, None)
-            forms = None if dims is None else [form_of_dim(dim) for dim in dims]
-            self._settle(value, kind or (dtype if place == 0 else None), _together(sizes if place == 0 else None, forms))
+            ruled = has_rule(node, value)
+            found = self.reader.read(value) if ruled else None
+            sizes = [_stated(extent) for extent in found.extents] if found is not None else None
+            dtype = result_type(node) if ruled else None
+            if sizes is None or None in sizes or dtype is None:
+                results = node_results(node, self._opsets, self.reader) if results is None else results
+                kind, dims = results[place] if place < len(results) else (None, None)
+                dtype = kind or dtype
+                sizes = _together(sizes, None if dims is None else [form_of_dim(dim) for dim in dims])
+            self._settle(value, dtype, sizes)
 
     def _settle(self, value: ir.Value, dtype: ir.DataType | None, sizes: list[Linear | None] | None) -> None:
         if dtype is not None and dtype != value.dtype:

@@ -16,29 +16,30 @@ def fold_sizes(graph: ir.Graph, reader: IndexReader) -> bool:
 
     `reader` has read the graph, whose shapes are derived. Returns whether anything was replaced.
     """
-    found = [(node, numbers) for node in graph.all_nodes() if (numbers := _numbers(node, reader)) is not None]
-    for node, numbers in found:
-        _replace(node, numbers)
+    values = [(node, value) for node in graph.all_nodes() for value in node.outputs]
+    found = [(node, value, numbers) for node, value in values if (numbers := _numbers(node, value, reader)) is not None]
+    for node, value, numbers in found:
+        _replace(node, value, numbers)
     return bool(found)
 
 
-def _numbers(node: ir.Node, reader: IndexReader) -> np.ndarray | None:
-    value = node.outputs[0]
+def _numbers(node: ir.Node, value: ir.Value, reader: IndexReader) -> np.ndarray | None:
     dtype = _FOLDED.get(value.dtype) if value.dtype is not None else None
     if dtype is None or node.op_type == "Constant" or value.shape is None or len(value.shape) > 1:
         return None
-    if value.is_graph_output() or not value.uses() or len(node.outputs) > 1:
+    if value.is_graph_output() or not value.uses():
         return None
     known = reader.known(value)
     entries = integers(known) if known is not None else None
     return None if entries is None else np.asarray(entries, dtype=dtype).reshape([len(entries)] * len(value.shape))
 
 
-def _replace(node: ir.Node, numbers: np.ndarray) -> None:
-    value, graph = node.outputs[0], node.graph
+def _replace(node: ir.Node, value: ir.Value, numbers: np.ndarray) -> None:
+    graph = node.graph
     assert isinstance(graph, ir.Graph), "functions are inlined before"
-    name, value.name = value.name, None
+    name, value.name = value.name, f"{value.name}/folded"
     made = ir.Value(name=name, shape=value.shape, type=value.type, const_value=ir.tensor(numbers, name=name))
     graph.register_initializer(made)
     ir.convenience.replace_all_uses_with(value, made)
-    graph.remove(node, safe=True)
+    if not any(output.uses() or output.is_graph_output() for output in node.outputs):
+        graph.remove(node, safe=True)

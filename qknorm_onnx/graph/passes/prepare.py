@@ -8,6 +8,7 @@ from onnxscript.optimizer import fold_constants_ir
 
 from qknorm_onnx.graph.passes.derive_shapes import DeriveShapesPass
 from qknorm_onnx.graph.passes.mend_rotary_tables import MendRotaryTablesPass
+from qknorm_onnx.graph.passes.open_products import OpenProductsPass
 from qknorm_onnx.graph.passes.remove_identities import RemoveIdentitiesPass
 from qknorm_onnx.spec.signature import DOMAIN
 
@@ -33,6 +34,7 @@ class PreparePass(ir.passes.InPlacePass):
         RemoveIdentitiesPass()(model)
         common.RemoveUnusedNodesPass()(model)
         DeriveShapesPass()(model)
+        OpenProductsPass()(model)
         MendRotaryTablesPass()(model)
         share_equal_nodes(model)
         return ir.passes.PassResult(model, _fingerprint(model) != before)

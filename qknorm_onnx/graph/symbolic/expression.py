@@ -25,7 +25,7 @@ from qknorm_onnx.graph.symbolic.arithmetic import (
     subtract,
 )
 from qknorm_onnx.graph.symbolic.gather import GATHERS
-from qknorm_onnx.graph.symbolic.layout import LAYOUTS
+from qknorm_onnx.graph.symbolic.layout import LAYOUTS, split
 from qknorm_onnx.graph.symbolic.sizes import SIZES
 from qknorm_onnx.graph.symbolic.tensor import LARGEST_TABLE, IndexTensor, constant_tensor, stack, tensor
 from qknorm_onnx.graph.symbolic.terms import (
@@ -101,7 +101,7 @@ class IndexReader:
     def _sources(self, value: ir.Value) -> list[ir.Value]:
         """The values that must be interpreted before `value`."""
         node = value.producer()
-        if node is None or value in self._known or constant_of(value) is not None or not _has_rule(node, value):
+        if node is None or value in self._known or constant_of(value) is not None or not has_rule(node, value):
             return []
         if node.op_type in SIZES or node.op_type == "Shape":
             measured = value if node.op_type in SIZES else node.inputs[0]
@@ -116,12 +116,14 @@ class IndexReader:
             found = constant_tensor(array.numpy(), array.dtype) if array.size <= self._largest_table else None
             return found or self._leaf(value, tuple(map(Linear, array.shape.numpy())))
         node = value.producer()
-        if node is None or not _has_rule(node, value):
+        if node is None or not has_rule(node, value):
             return self._leaf(value, None)
         if node.op_type == "Shape":
             return self._shape(node) or self._leaf(value, None)
         sources = [self._known.get(source) if source is not None else None for source in node.inputs]
-        found_or_extents = RULES[node.op_type](node, sources)
+        found_or_extents = (
+            split(node, sources, node.outputs.index(value)) if node.op_type == "Split" else RULES[node.op_type](node, sources)
+        )
         if isinstance(found_or_extents, IndexTensor):
             return self._with_declared_bounds(value, found_or_extents)
         return self._leaf(value, found_or_extents, _result_type(node, sources))
@@ -237,13 +239,11 @@ def _parsed(tree: ast.expr, named: Callable[[str], Linear]) -> Linear | None:
     return found if isinstance(found, Linear) else None
 
 
-def has_rule(node: ir.Node) -> bool:
-    """Whether the first output of `node` is interpreted, and not a leaf."""
-    return node.domain in ("", "ai.onnx") and (node.op_type in RULES or node.op_type == "Shape")
-
-
-def _has_rule(node: ir.Node, value: ir.Value) -> bool:
-    return value is node.outputs[0] and has_rule(node)
+def has_rule(node: ir.Node, value: ir.Value) -> bool:
+    """Whether `value`, an output of `node`, is interpreted, and not a leaf."""
+    if node.domain not in ("", "ai.onnx"):
+        return False
+    return node.op_type == "Split" or (value is node.outputs[0] and (node.op_type in RULES or node.op_type == "Shape"))
 
 
 def result_type(node: ir.Node) -> ir.DataType | None:

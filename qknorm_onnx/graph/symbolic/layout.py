@@ -256,6 +256,35 @@ def clipped(length: Linear) -> Linear:
     return form_of(Apply("maximum", (length, Linear()), nonnegative=True))
 
 
+def _flatten(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
+    source = sources[0]
+    if source is None:
+        return None
+    axis = node.attributes.get_int("axis", 1)
+    axis = axis if axis >= 0 else axis + source.rank
+    return product_of(source.extents[:axis]), product_of(source.extents[axis:])
+
+
+def split(node: ir.Node, sources: Sequence[IndexTensor | None], place: int) -> Outcome:
+    """Output `place` of a Split: like a slice from where the outputs before it end."""
+    source = sources[0]
+    if source is None:
+        return None
+    axis = node.attributes.get_int("axis", 0) % source.rank
+    lengths = integers(argument(sources, 1))
+    length, count = source.extents[axis].number, len(node.outputs)
+    if lengths is None and length is not None:
+        part = -(-length // count)
+        lengths = [part] * (count - 1) + [length - part * (count - 1)]
+    if lengths is None or len(lengths) != count:
+        return tuple(None if at == axis else extent for at, extent in enumerate(source.extents))
+    first, own = sum(lengths[:place]), lengths[place]
+    extents = tuple(Linear(own) if at == axis else extent for at, extent in enumerate(source.extents))
+    if source.components and axis == source.rank - 1:
+        return stack(extents[:-1], source.components[first : first + own], source.dtype)
+    return relabel(source, extents, {at: index(at).plus(first if at == axis else 0) for at in range(source.rank)}) or extents
+
+
 LAYOUTS: dict[str, Rule] = {
     "Identity": _identity,
     "Unsqueeze": _unsqueeze,
@@ -266,4 +295,5 @@ LAYOUTS: dict[str, Rule] = {
     "ConstantOfShape": _constant_of_shape,
     "Concat": _concat,
     "Slice": _slice,
+    "Flatten": _flatten,
 }
