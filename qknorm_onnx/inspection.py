@@ -7,6 +7,7 @@ import dataclasses
 from qknorm_onnx.graph.canonical.lowered_mark import read_mark
 from qknorm_onnx.graph.canonical.qk_norm_node import is_attention_node
 from qknorm_onnx.graph.model_file import ModelSource, load_model
+from qknorm_onnx.graph.onnxruntime_release import needs_of
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
 from qknorm_onnx.graph.passes.raise_opset import raise_to_floor
@@ -28,6 +29,7 @@ def inspect_model(source: ModelSource) -> Inspection:
     """Recognise the attention of `source` (as `pipeline.fuse` takes it) without proving or writing anything."""
     model = load_model(source)
     nodes = list(model.graph.all_nodes())
+    needs = needs_of(model).line
     done = {node.name for node in nodes if is_attention_node(node)}
     done |= {mark.name for mark in map(read_mark, nodes) if mark is not None}
     raised = raise_to_floor(model)
@@ -37,4 +39,4 @@ def inspect_model(source: ModelSource) -> Inspection:
     report = dataclasses.replace(fuse_pass.report, notes=(*([raised] if raised else []), *fuse_pass.report.notes))
     present = tuple(item for item in report.fused if item.name in done)
     recognised = tuple(item for item in report.fused if item.name not in done)
-    return Inspection(dataclasses.replace(report, fused=present), FusionReport(fused=recognised))
+    return Inspection(dataclasses.replace(report, fused=present, needs=needs), FusionReport(fused=recognised))

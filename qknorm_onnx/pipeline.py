@@ -9,15 +9,16 @@ from collections.abc import Callable
 import onnx
 import onnx_ir as ir
 
-from qknorm_onnx.errors import FusionRequiredError
+from qknorm_onnx.errors import FusionRequiredError, InputError
 from qknorm_onnx.graph.model_file import ModelSource, load_model, model_as_proto, save_model
+from qknorm_onnx.graph.onnxruntime_release import Release, needs_of, release_named
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
 from qknorm_onnx.graph.passes.raise_opset import raise_to_floor
 from qknorm_onnx.graph.report import FusedAttention, FusionReport
 from qknorm_onnx.graph.rewrite.prover import Prover
 from qknorm_onnx.lowering.registry import LoweringOutcome, lower
-from qknorm_onnx.spec.targets import DEFAULT_TARGET, require_provider, require_target
+from qknorm_onnx.spec.targets import DEFAULT_TARGET, require_provider, target_named
 
 Progress = Callable[[str], None]
 
@@ -52,6 +53,7 @@ def fuse(
     provider: str = "cpu",
     verify: bool = True,
     require_fusion: bool = False,
+    for_onnxruntime: str | None = None,
     progress: Progress | None = None,
 ) -> Program:
     """Make each QK-Norm attention of `source` one node, and lower it to `target`.
@@ -61,18 +63,23 @@ def fuse(
     Args:
         source: path of an ONNX file, `onnx.ModelProto` or `onnx_ir.Model`; it is not changed.
         target: "custom-op" (our operator with its function body), "ort" (ONNX Runtime's contrib operators), "onnx"
-            (standard operators of opset 23 and newer) or "primitive" (plain operators).
+            (standard operators of opset 23 and newer) or "primitive" (plain operators, for runtimes without functions; also
+            called "portable").
         provider: "cpu" or "cuda": whose kernels the target is chosen for.
         verify: prove each rewrite by running old and new on random inputs; a failed proof leaves the attention as it was.
         require_fusion: raise unless there is QK-Norm attention and all of it is fused.
+        for_onnxruntime: "1.24" writes nothing that onnxruntime 1.24 does not know; None writes what the model needs in this
+            target, on every machine the same. `report.needs` says what a runtime must have.
         progress: called with the name of each stage as it begins.
 
     Raises:
-        InputError: `source` is no ONNX model or one of an old opset that cannot be raised, or `target` or `provider` is unknown.
+        InputError: `source` is no ONNX model or one of an old opset that cannot be raised, `target` or `provider` is unknown, or
+            the model has something else that `for_onnxruntime` does not know.
         FusionRequiredError: `require_fusion`, and something was missed; the message says what and why.
     """
-    require_target(target)
+    target = target_named(target)
     require_provider(provider)
+    release = None if for_onnxruntime is None else release_named(for_onnxruntime)
     say = progress or _silent
     say("load")
     model = load_model(source)
@@ -89,11 +96,11 @@ def fuse(
     if require_fusion:
         require_complete(report)
     say("lower")
-    outcomes = lower(model, target=target, provider=provider)
+    outcomes = lower(model, target=target, provider=provider, for_onnxruntime=release)
     PreparePass()(model)  # bodies and lowerings bring equal constants along; a second run must find nothing to do
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.shape = declared[value.name] or value.shape  # the names of sizes that the caller knows
-    return Program(model, _with_targets(report, outcomes))
+    return Program(model, dataclasses.replace(_with_targets(report, outcomes), needs=_needs(model, release)))
 
 
 def require_complete(report: FusionReport) -> None:
@@ -106,6 +113,16 @@ def require_complete(report: FusionReport) -> None:
     misses += [f"{refusal.name}: {refusal.reason}" for refusal in report.refused]
     total = len(report.fused) + len(misses)
     raise FusionRequiredError(f"{len(misses)} of {total} QK-Norm attentions are not fused: {'; '.join(misses)}")
+
+
+def _needs(model: ir.Model, release: Release | None) -> str:
+    """What a finished model needs, in one line; InputError where that is more than `release` has."""
+    if release is not None:
+        model.ir_version = min(model.ir_version, release.ir_version)  # what newer ones add, no model of these opsets has
+    needs = needs_of(model)
+    if release is not None and (needs.oldest is None or needs.oldest > release):
+        raise InputError(f"onnxruntime {release} cannot load this model, which {needs.line}; write it for that one")
+    return needs.line
 
 
 def _silent(_stage: str) -> None:

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from qknorm_onnx.errors import ExportError, first_line
+from qknorm_onnx.graph.onnxruntime_release import release_named
 from qknorm_onnx.lowering.registry import TARGETS
 from qknorm_onnx.pipeline import Program, fuse
-from qknorm_onnx.spec.targets import DEFAULT_TARGET, require_provider, require_target
+from qknorm_onnx.spec.targets import DEFAULT_TARGET, require_provider, target_named
 from qknorm_onnx.torch_export.huggingface.cached_decoder import CachedDecoder
 from qknorm_onnx.torch_export.module.module_names import forget_wrapper, name_expressions, name_outputs
 from qknorm_onnx.torch_export.module.weight_check import check_weights
@@ -43,6 +44,7 @@ def export(
     opset: int | None = None,
     verify: bool = True,
     require_fusion: bool = False,
+    for_onnxruntime: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Program:
     """Export `module`, called as `module(*args, **kwargs)`, with one node for each QK-Norm attention.
@@ -52,9 +54,10 @@ def export(
         args: example inputs.
         kwargs: example inputs by name; graph inputs keep the names of the module's parameters.
         dynamic_shapes: as `torch.onnx.export` takes them, by input name, names as strings allowed; None is static.
-        target: what attention becomes: "custom-op", "ort", "onnx" or "primitive".
+        target: what attention becomes: "custom-op", "ort", "onnx" or "primitive" (also called "portable").
         provider: "cpu" or "cuda": whose kernels the target is chosen for.
-        opset: of the ONNX file, 18 or newer; None is 20, and 23 for the target "onnx".
+        opset: of the ONNX file, 18 or newer; None is 20, 23 for the target "onnx" and 18 for "primitive".
+        for_onnxruntime: as `qk.fuse` takes it.
         verify: prove each rewrite by running old and new on random inputs.
         require_fusion: raise unless there is QK-Norm attention and all of it is fused.
         progress: called with the name of each stage as it begins.
@@ -65,13 +68,21 @@ def export(
             torch.onnx cannot export.
         FusionRequiredError: `require_fusion`, and not all QK-Norm attention became one node.
     """
-    require_target(target)
+    target = target_named(target)
     require_provider(provider)
     if progress is not None:
         progress("export")
-    chosen = opset if opset is not None else max(DEFAULT_OPSET, TARGETS[target].minimum_opset)
+    chosen = opset if opset is not None else _opset_for(target, for_onnxruntime)
     model, notes = export_graph(module, args, kwargs, dynamic_shapes=dynamic_shapes, opset=chosen)
-    program = fuse(model, target=target, provider=provider, verify=verify, require_fusion=require_fusion, progress=progress)
+    program = fuse(
+        model,
+        target=target,
+        provider=provider,
+        verify=verify,
+        require_fusion=require_fusion,
+        for_onnxruntime=for_onnxruntime,
+        progress=progress,
+    )
     return dataclasses.replace(program, report=dataclasses.replace(program.report, notes=(*notes, *program.report.notes)))
 
 
@@ -112,6 +123,13 @@ def export_graph(
     name_expressions(program.model, axes)
     name_outputs(program.model, output_names)
     return program.model, tuple(notes)
+
+
+def _opset_for(target: str, for_onnxruntime: str | None) -> int:
+    """The oldest opset in which the target can say what it should, as far as the release knows it."""
+    wanted = OLDEST_OPSET if target == "primitive" else max(DEFAULT_OPSET, TARGETS[target].minimum_opset)
+    known = wanted if for_onnxruntime is None else release_named(for_onnxruntime).opset
+    return wanted if wanted <= known else DEFAULT_OPSET
 
 
 def _require_exporter(opset: int) -> None:

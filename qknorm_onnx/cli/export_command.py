@@ -30,6 +30,7 @@ def command(
     out: Path,
     target: str,
     provider: str,
+    for_onnxruntime: str | None,
     opset: int | None,
     dtype: str | None,
     verify: bool,
@@ -53,6 +54,7 @@ def command(
             opset=opset,
             verify=verify,
             require_fusion=require_fusion,
+            for_onnxruntime=for_onnxruntime,
             progress=progress,
         )
         progress("save")

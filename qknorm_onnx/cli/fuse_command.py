@@ -20,12 +20,29 @@ from qknorm_onnx.cli.stage_progress import StageProgress
 @click.option("--verify/--no-verify", default=True, show_default=True, help="Prove each rewrite on random inputs.")
 @require_fusion_option
 @json_option
-def command(model: Path, out: Path, target: str, provider: str, verify: bool, require_fusion: bool, as_json: bool) -> None:
+def command(
+    model: Path,
+    out: Path,
+    target: str,
+    provider: str,
+    for_onnxruntime: str | None,
+    verify: bool,
+    require_fusion: bool,
+    as_json: bool,
+) -> None:
     """Make each QK-Norm attention of the ONNX file MODEL one node, and write OUT."""
     from qknorm_onnx.pipeline import fuse
 
     with StageProgress(5, enabled=not as_json) as progress:
-        program = fuse(model, target=target, provider=provider, verify=verify, require_fusion=require_fusion, progress=progress)
+        program = fuse(
+            model,
+            target=target,
+            provider=provider,
+            verify=verify,
+            require_fusion=require_fusion,
+            for_onnxruntime=for_onnxruntime,
+            progress=progress,
+        )
         progress("save")
         program.save(out)
     if as_json:

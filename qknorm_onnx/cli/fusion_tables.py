@@ -34,6 +34,7 @@ def report_as_data(report: FusionReport) -> dict[str, Any]:
         "refused": [dataclasses.asdict(item) for item in report.refused],
         "plain": list(report.plain),
         "notes": list(report.notes),
+        "needs": report.needs,
     }
 
 
@@ -58,3 +59,5 @@ def print_report(console: Console, report: FusionReport, *, fused_word: str = "f
     console.print(report.summary(fused_word), highlight=False)
     for note in report.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
+    if report.needs:
+        console.print(report.needs, highlight=False, markup=False)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from qknorm_onnx.spec.targets import DEFAULT_TARGET, PROVIDERS, TARGET_NAMES, require_provider, require_target
+from qknorm_onnx.spec.targets import DEFAULT_TARGET, PROVIDERS, TARGET_NAMES, require_provider, target_named
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -22,10 +22,24 @@ require_fusion_option = click.option(
 
 
 def target_options(function: Function) -> Function:
-    """`--target` and `--provider`, refused where they do not exist before anything slow begins."""
-    what = f"What attention becomes: {listed(TARGET_NAMES)}."
-    target = click.option("--target", default=DEFAULT_TARGET, show_default=True, callback=_known(require_target), help=what)
-    return target(provider_option(f"Whose kernels: {listed(PROVIDERS)}.")(function))
+    """`--target`, `--provider` and `--for-onnxruntime`, refused where they do not exist before anything slow begins."""
+    what = f"What attention becomes: {listed(TARGET_NAMES)} (also called portable)."
+    release = click.option(
+        "--for-onnxruntime",
+        default=None,
+        metavar="X.Y",
+        callback=_known(_require_release),
+        help="Write nothing that this onnxruntime lacks, for example 1.24.",
+    )
+    target = click.option("--target", default=DEFAULT_TARGET, show_default=True, callback=_known(target_named), help=what)
+    return target(provider_option(f"Whose kernels: {listed(PROVIDERS)}.")(release(function)))
+
+
+def _require_release(name: str | None) -> None:
+    if name is not None:
+        from qknorm_onnx.graph.onnxruntime_release import release_named
+
+        release_named(name)
 
 
 def provider_option(what: str) -> Callable[[Function], Function]:
@@ -38,7 +52,7 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _known(require: Callable[[str], None]) -> Callable[[click.Context, click.Parameter, str], str]:
+def _known(require: Callable[[str], object]) -> Callable[[click.Context, click.Parameter, str], str]:
     def checked(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
         require(value)
         return value

@@ -61,13 +61,16 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FusionReport:
-    """All attention of a model. `notes` say what was done to the model around it (mended exports, refused targets)."""
+    """All attention of a model. `notes` say what was done to the model around it (mended exports, refused targets), `needs` in
+    one line what a runtime must have to load it.
+    """
 
     fused: tuple[FusedAttention, ...] = ()
     declined: tuple[Declined, ...] = ()
     refused: tuple[Refused, ...] = ()
     plain: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    needs: str = ""
 
     def joined(self, other: FusionReport) -> FusionReport:
         """The entries of both, those of `other` behind; a note that both have stands once."""

@@ -22,18 +22,17 @@ from qknorm_onnx.graph.canonical.qk_norm_node import (
     read_rotary_node,
 )
 from qknorm_onnx.graph.canonical.scopes import canonical_nodes, onnx_opset, scopes
+from qknorm_onnx.graph.onnxruntime_release import CONTRIB_DOMAIN, Release
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass, key_of
-from qknorm_onnx.lowering.contrib.attention import CONTRIB_DOMAIN
 from qknorm_onnx.lowering.contrib.ort_contrib import ORT_CONTRIB
 from qknorm_onnx.lowering.custom_op import CUSTOM_OP, kernel_note, kernel_refusal
 from qknorm_onnx.lowering.emit.target import Emitted, LoweringRequest, RefusedLoweringError, Target
 from qknorm_onnx.lowering.opset import raise_opset
 from qknorm_onnx.lowering.primitive_onnx import PRIMITIVE
 from qknorm_onnx.lowering.standard.standard_onnx import STANDARD
-from qknorm_onnx.spec.attributes import Spec
 from qknorm_onnx.spec.qk_norm_spec import QKNormSpec, SpecError
 from qknorm_onnx.spec.signature import NAMES_PER_OPERATOR
-from qknorm_onnx.spec.targets import require_provider, require_target
+from qknorm_onnx.spec.targets import require_provider, target_named
 
 TARGETS: Final[Mapping[str, Target]] = MappingProxyType(
     {target.name: target for target in (CUSTOM_OP, ORT_CONTRIB, STANDARD, PRIMITIVE)}
@@ -49,22 +48,26 @@ class LoweringOutcome:
     note: str = ""
 
 
-def lower(model: ir.Model, *, target: str, provider: str) -> tuple[LoweringOutcome, ...]:
+def lower(model: ir.Model, *, target: str, provider: str, for_onnxruntime: Release | None = None) -> tuple[LoweringOutcome, ...]:
     """Lower every canonical node of `model`, in place, and say per node what became of it, in node order.
 
     A target that cannot express a node hands it to its fallback, and the note says why. `onnx` raises the model's opset
     to 23 where that is possible. The node with an attention's softmax is marked with what the attention was.
 
+    for_onnxruntime: what this release does not know is not written; None: what the target needs may be written.
+
     Raises:
         UnknownTargetError: `target` is none of `TARGETS`.
-        InputError: `provider` is unknown.
+        InputError: `provider` is unknown, or `for_onnxruntime` cannot load the model whatever becomes of its attention.
         SpecError: a node cannot be expressed at all; the message names it.
     """
-    require_target(target)
+    target = target_named(target)
     require_provider(provider)
     if not any(canonical_nodes(scope) for scope in scopes(model)):
         return ()
-    raise_opset(model, TARGETS[target].minimum_opset)
+    wanted = TARGETS[target].minimum_opset
+    if for_onnxruntime is None or wanted <= for_onnxruntime.opset:
+        raise_opset(model, wanted)
     opset = onnx_opset(model)
     nodes = [node for scope in scopes(model) for node in canonical_nodes(scope)]
     prepared = frozenset(node for node in nodes if is_attention_node(node) and any(map(is_prepared, node.inputs[:2])))
@@ -74,7 +77,8 @@ def lower(model: ir.Model, *, target: str, provider: str) -> tuple[LoweringOutco
     outcomes = []
     for node in nodes:  # in a subgraph or function a name may stand for another size
         around = surroundings if node.graph is model.graph else dataclasses.replace(surroundings, named_sizes={})
-        outcomes.append(_lower_node(node, around, target=target, provider=provider, opset=opset))
+        request = _request(node, provider=provider, opset=opset, release=for_onnxruntime)
+        outcomes.append(_lower_node(node, around, request, target=target))
     AttachBodiesPass()(model)
     _import_contrib(model)
     return tuple(outcomes)
@@ -131,18 +135,21 @@ def _chain(name: str) -> Iterator[Target]:
         name = TARGETS[name].fallback
 
 
-def _lower_node(node: ir.Node, around: _Surroundings, *, target: str, provider: str, opset: int) -> LoweringOutcome:
-    name = node.name or ""
+def _request(node: ir.Node, *, provider: str, opset: int, release: Release | None) -> LoweringRequest:
     spec, inputs = read_attention_node(node) if is_attention_node(node) else read_rotary_node(node)
     values = input_values(inputs)
     signature = signature_of(values, num_outputs=len(node.outputs))
     present = {key: value for key, value in values.items() if value is not None}
-    request = LoweringRequest(spec=spec, inputs=present, signature=signature, opset=opset, provider=provider)
+    return LoweringRequest(spec=spec, inputs=present, signature=signature, opset=opset, provider=provider, release=release)
+
+
+def _lower_node(node: ir.Node, around: _Surroundings, request: LoweringRequest, *, target: str) -> LoweringOutcome:
+    name, spec, signature, provider = node.name or "", request.spec, request.signature, request.provider
     refusals: list[str] = []
     for candidate in _chain(target):
-        refusal = _refusal(candidate, spec, opset, converted=candidate.name == target)
+        refusal = _refusal(candidate, request, converted=candidate.name == target)
         if refusal is None and candidate.emit is None:
-            refusal = kernel_refusal(spec, present, provider) or around.bodies.refusal(node)
+            refusal = kernel_refusal(spec, request.inputs, provider) or around.bodies.refusal(node)
         if refusal is None and candidate.emit is None:
             note = kernel_note(
                 canonical_operator(node) or "", signature.inputs[0].dtype if signature.inputs[0] else None, provider
@@ -159,11 +166,14 @@ def _lower_node(node: ir.Node, around: _Surroundings, *, target: str, provider: 
     raise SpecError(f"node {name!r} cannot be lowered: {'; '.join(refusals)}")
 
 
-def _refusal(target: Target, spec: Spec, opset: int, *, converted: bool) -> str | None:
-    spec.check()
-    unknown = unknown_fields(spec, target.known_fields)
+def _refusal(target: Target, request: LoweringRequest, *, converted: bool) -> str | None:
+    opset = request.opset
+    request.spec.check()
+    unknown = unknown_fields(request.spec, target.known_fields)
     if unknown:
         return f"it does not know {', '.join(unknown)}"
+    if request.release is not None and request.release.opset < target.minimum_opset:
+        return f"it needs opset {target.minimum_opset}, and onnxruntime {request.release} knows {request.release.opset}"
     if opset < target.minimum_opset:
         if converted:
             return f"it needs opset {target.minimum_opset}, the model has {opset} and could not be converted"

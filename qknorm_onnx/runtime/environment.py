@@ -9,7 +9,9 @@ import platform
 from collections.abc import Iterator
 from typing import Final, Literal
 
+from qknorm_onnx.graph.onnxruntime_release import LIBRARY_SINCE
 from qknorm_onnx.runtime.cuda_driver import LIBRARY, OLDEST_VERSION, CudaDriverError, find_cuda_driver
+from qknorm_onnx.runtime.overloads import release_of
 from qknorm_onnx.spec.targets import EXECUTION_PROVIDERS
 
 MAKE_PACK: Final = "to make it anew: python -m qknorm_onnx.custom_ops.compile_kernels --out <the folder>"
@@ -87,7 +89,20 @@ def _native_library() -> Finding:
             detail=f"{error}; fused models run through their function bodies",
             mend="to build them: pip install . with a C++ compiler",
         )
-    return Finding(name="native kernels", state="ok", detail=str(path))
+    info = custom_ops.build_info()
+    detail = f"{path}: version {info['version']}, for onnxruntime {info['minimum_onnxruntime']} and newer"
+    if importlib.util.find_spec("onnxruntime") is None:
+        return Finding(name="native kernels", state="ok", detail=detail)
+    import onnxruntime
+
+    if release_of(onnxruntime) >= LIBRARY_SINCE:
+        return Finding(name="native kernels", state="ok", detail=detail)
+    return Finding(
+        name="native kernels",
+        state="note",
+        detail=f"{detail}; this one is {onnxruntime.__version__}, so fused models run through their function bodies",
+        mend="to run the kernels: pip install -U onnxruntime",
+    )
 
 
 def _cuda_driver() -> Finding:

@@ -20,8 +20,10 @@ from qknorm_onnx.graph.canonical.qk_norm_node import (
     read_attention_node,
     read_rotary_node,
 )
+from qknorm_onnx.graph.onnxruntime_release import LIBRARY_SINCE
+from qknorm_onnx.runtime.overloads import release_of
 from qknorm_onnx.spec.cuda_support import cuda_refusal, head_sizes
-from qknorm_onnx.spec.signature import DOMAIN, KERNEL_DTYPES, Dtype, Provider
+from qknorm_onnx.spec.signature import DOMAIN, KERNEL_DTYPES, Dtype, Provider, numbered_name
 
 _DTYPE_NAMES: dict[ir.DataType, Dtype] = {
     ir.DataType.FLOAT: "float32",
@@ -49,11 +51,36 @@ def native_kernels_for(model: ir.Model, *, provider: Provider) -> NativeKernels:
         if missing:
             return NativeKernels(None, missing)
     try:
+        unfit = _unfit(nodes)
+        if unfit:
+            return NativeKernels(None, unfit)
         if provider == "cuda":
             custom_ops.kernel_pack_path()
         return NativeKernels(custom_ops.library_path())
     except FileNotFoundError as error:
         return NativeKernels(None, str(error))
+
+
+def _unfit(nodes: list[ir.Node]) -> str:
+    """Why the library, the installed onnxruntime and the file do not go together; empty where they do.
+
+    Raises:
+        FileNotFoundError: there is no library.
+    """
+    info = custom_ops.build_info()
+    names = info.get("names_per_operator", 1)
+    for node in nodes:
+        operator = canonical_operator(node) or node.op_type
+        if node.op_type not in {numbered_name(operator, number) for number in range(1, names + 1)}:
+            return f"the kernel library is older than the file and does not know {node.op_type}: install qknorm-onnx again"
+    try:
+        import onnxruntime
+    except ImportError:
+        return ""
+    if release_of(onnxruntime) >= LIBRARY_SINCE:
+        return ""
+    oldest = ".".join(map(str, LIBRARY_SINCE))
+    return f"the kernel library needs onnxruntime {oldest} or newer, and this is {onnxruntime.__version__}"
 
 
 def canonical_nodes(model: ir.Model) -> Iterator[ir.Node]:

@@ -7,17 +7,17 @@ word and take the last function of a name for all of them: other numbers, or a l
 from __future__ import annotations
 
 import collections
-from typing import Any, Final
+from typing import Any
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-_KNOWN_SINCE: Final = (1, 27)
+from qknorm_onnx.graph.onnxruntime_release import OVERLOADS_SINCE
 
 
 def ignores_overloads(onnxruntime: Any) -> bool:
     """Whether this onnxruntime takes functions of one name for the same."""
-    return release_of(onnxruntime) < _KNOWN_SINCE
+    return release_of(onnxruntime) < OVERLOADS_SINCE
 
 
 def release_of(onnxruntime: Any) -> tuple[int, int]:

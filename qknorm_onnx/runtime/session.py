@@ -6,19 +6,23 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import onnx
 import onnx_ir as ir
 
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.model_file import ModelSource, is_small, load_model, model_as_proto, save_model
-from qknorm_onnx.runtime.native_kernels import native_kernels_for
-from qknorm_onnx.runtime.overloads import ignores_overloads, needs_overloads, without_overloads
+from qknorm_onnx.graph.onnxruntime_release import needs_of
+from qknorm_onnx.runtime.native_kernels import NativeKernels, native_kernels_for
+from qknorm_onnx.runtime.overloads import ignores_overloads, needs_overloads, release_of, without_overloads
+from qknorm_onnx.spec.signature import DOMAIN, VERSION, Provider
 from qknorm_onnx.spec.targets import EXECUTION_PROVIDERS
 
 if TYPE_CHECKING:
     import onnxruntime
+
+_NOT_WANTED: Final = NativeKernels(None, "native_kernels is False")
 
 
 class HasModel(Protocol):
@@ -47,8 +51,9 @@ def create_session(
             through their function bodies.
 
     Raises:
-        InputError: onnxruntime is missing, the file is no ONNX model, or a provider that was asked for is not there
-            (onnxruntime alone would silently fall back to the CPU).
+        InputError: onnxruntime is missing or too old for the model, the file is no ONNX model, a node can only run in the
+            library and the library is not used, the options know another version of the library, or a provider that was
+            asked for is not there (onnxruntime alone would silently fall back to the CPU).
     """
     ort = import_onnxruntime()
     if isinstance(providers, str):
@@ -57,28 +62,76 @@ def create_session(
     _require_available(ort, wanted)
     model = model_of(program_or_path)
     options = session_options if session_options is not None else ort.SessionOptions()
-    library = None
-    if native_kernels:
-        library = native_kernels_for(model, provider="cuda" if _provider_name(wanted[0]).startswith("CUDA") else "cpu").library
-    if library is not None:
-        options.register_custom_ops_library(str(library))
-    if library is None and needs_overloads(model) and ignores_overloads(ort):
+    provider: Provider = "cuda" if _provider_name(wanted[0]).startswith("CUDA") else "cpu"
+    kernels = native_kernels_for(model, provider=provider) if native_kernels else _NOT_WANTED
+    if kernels.library is None and needs_overloads(model) and ignores_overloads(ort):
         program_or_path = model = without_overloads(model)
+    _require_loadable(ort, model, kernels)
+    if kernels.library is not None:
+        _register(options, str(kernels.library))
     if isinstance(program_or_path, (str, os.PathLike)):
-        return _session(ort, os.fspath(program_or_path), options, wanted)
+        return _explained(ort, os.fspath(program_or_path), options, wanted)
     if is_small(model):
-        return _session(ort, model_as_proto(model).SerializeToString(), options, wanted)
+        return _explained(ort, model_as_proto(model).SerializeToString(), options, wanted)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         save_model(model, path)
-        return _session(ort, str(path), options, wanted)
+        return _explained(ort, str(path), options, wanted)
+
+
+def _require_loadable(ort: Any, model: ir.Model, kernels: NativeKernels) -> None:
+    """Raises InputError where this onnxruntime cannot load the model, in words that onnxruntime does not have."""
+    version = model.graph.opset_imports.get(DOMAIN, VERSION)
+    if version > VERSION:
+        raise InputError(
+            f"the model uses version {version} of the operators of {DOMAIN}, and this qknorm-onnx knows {VERSION}: "
+            "upgrade it (pip install -U qknorm-onnx)"
+        )
+    needs = needs_of(model)
+    if needs.bodiless and kernels.library is None:
+        raise InputError(
+            f"{', '.join(needs.bodiless)} of this model have no function bodies (a session with the kernel library saved it "
+            f"optimised), so only the library can run them, and it is not used: {kernels.reason}. Use it, or fuse the original "
+            "again"
+        )
+    if needs.oldest is not None and release_of(ort) < needs.oldest.version and not _is_only_of_overloads(ort, model):
+        raise InputError(
+            f"onnxruntime {ort.__version__} is too old for this model, which {needs.line}. Upgrade it (pip install -U "
+            f"onnxruntime), or write the model with for_onnxruntime='{release_of(ort)[0]}.{release_of(ort)[1]}'"
+        )
+
+
+def _is_only_of_overloads(ort: Any, model: ir.Model) -> bool:
+    """Whether kernels of the library stand in for the bodies that this onnxruntime would mix up."""
+    oldest = needs_of(without_overloads(model)).oldest
+    return needs_overloads(model) and oldest is not None and oldest.version <= release_of(ort)
+
+
+def _register(options: onnxruntime.SessionOptions, library: str) -> None:
+    """Options that know the library already, from the caller or an earlier session, stay as they are."""
+    try:
+        options.register_custom_ops_library(library)
+    except Exception as error:
+        raise InputError(f"the kernel library {library} cannot be registered: {' '.join(str(error).split())}") from error
 
 
 def _session(ort: Any, model: str | bytes, options: onnxruntime.SessionOptions, providers: list[Any]) -> Any:
+    try:
+        return ort.InferenceSession(model, sess_options=options, providers=providers)
+    except Exception as error:
+        if "Domain already set in registry" not in str(error):
+            raise
+        raise InputError(
+            "the session options know two libraries with operators of ai.qknorm, the second of an older version: give "
+            "options of their own to each (create_session registers the library itself)"
+        ) from error
+
+
+def _explained(ort: Any, model: str | bytes, options: onnxruntime.SessionOptions, providers: list[Any]) -> Any:
     from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as MissingKernel
 
     try:
-        return ort.InferenceSession(model, sess_options=options, providers=providers)
+        return _session(ort, model, options, providers)
     except MissingKernel as error:
         reason = " ".join(str(error).split())
         raise InputError(

@@ -15,6 +15,7 @@ from qknorm_onnx.spec.signature import Provider
 TargetName = Literal["custom-op", "ort", "onnx", "primitive"]
 TARGET_NAMES: Final[tuple[TargetName, ...]] = get_args(TargetName)
 DEFAULT_TARGET: Final[TargetName] = "custom-op"
+OTHER_TARGET_NAMES: Final[MappingProxyType[str, TargetName]] = MappingProxyType({"portable": "primitive"})
 
 # ONNX Runtime's name of each provider.
 EXECUTION_PROVIDERS: Final[MappingProxyType[Provider, str]] = MappingProxyType(
@@ -27,10 +28,16 @@ class UnknownTargetError(InputError):
     """No such target."""
 
 
-def require_target(name: str) -> None:
-    """Raises UnknownTargetError, with the choices, for a target that does not exist."""
-    if name not in TARGET_NAMES:
-        raise UnknownTargetError(f"unknown target {name!r}; choose one of {', '.join(TARGET_NAMES)}")
+def target_named(name: str) -> TargetName:
+    """The target called `name`; `portable` is another name of `primitive`.
+
+    Raises:
+        UnknownTargetError: there is no such target; the message has the choices.
+    """
+    for known in TARGET_NAMES:
+        if OTHER_TARGET_NAMES.get(name, name) == known:
+            return known
+    raise UnknownTargetError(f"unknown target {name!r}; choose one of {', '.join((*TARGET_NAMES, *OTHER_TARGET_NAMES))}")
 
 
 def require_provider(name: str) -> None:

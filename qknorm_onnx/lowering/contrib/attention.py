@@ -25,12 +25,12 @@ from qknorm_onnx.graph.canonical.body_attention import Mask
 from qknorm_onnx.graph.canonical.body_builder import BodyBuilder, Dim
 from qknorm_onnx.graph.canonical.body_signature import BodySignature
 from qknorm_onnx.graph.canonical.function_body import Inputs, head_size_of, precision_of
+from qknorm_onnx.graph.onnxruntime_release import CONTRIB_DOMAIN, GROUPED_ATTRIBUTES, GROUPED_INPUTS
 from qknorm_onnx.lowering.emit.head_layout import HeadTensor, same_size
 from qknorm_onnx.lowering.emit.target import LoweringRequest, RefusedLoweringError
 from qknorm_onnx.lowering.emit.whole_mask import whole_mask, without_empty_rows
 from qknorm_onnx.spec.qk_norm_spec import UNLIMITED_WINDOW, AttentionSpec, QKNormSpec, rotates
 
-CONTRIB_DOMAIN: Final = "com.microsoft"
 HEAD_MULTIPLE: Final = 8
 _HALF: Final = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
@@ -115,7 +115,24 @@ def _grouped_refusal(request: LoweringRequest, spec: AttentionSpec, sizes: list[
     if not causal and "past_key" in inputs:
         return "GroupQueryAttention with a cache is causal"
     if request.provider == "cuda":
-        return _grouped_refusal_on_cuda(request, spec)
+        return _grouped_refusal_on_cuda(request, spec) or _missing_in_release(request, spec)
+    return _missing_in_release(request, spec)
+
+
+def _missing_in_release(request: LoweringRequest, spec: AttentionSpec) -> str:
+    """What the onnxruntime that the file is for does not know of GroupQueryAttention."""
+    inputs = request.inputs
+    needed = {
+        _BIAS: "attention_bias" in inputs or not is_causal(spec),
+        _SINK: "head_sink" in inputs,
+        _NEW: _needs_query_seqlens(inputs),
+    }
+    since = dict(GROUPED_INPUTS[place] for place, wanted in needed.items() if wanted)
+    since |= {} if is_causal(spec) else {"causal": GROUPED_ATTRIBUTES["causal"]}
+    for name, version in since.items():
+        if request.lacks(version):
+            first = ".".join(map(str, version))
+            return f"GroupQueryAttention of onnxruntime {request.release} has no {name}, which is there from {first} on"
     return ""
 
 
@@ -253,9 +270,14 @@ def _lengths(body: BodyBuilder, request: LoweringRequest) -> dict[int, ir.Value]
     batch = body.size(query, 0, name="batch").vector
     last = body.op("Sub", of_row, body.constant(np.array([1], dtype=np.int32), name="one"), name="last_key")
     found[_SEQLENS] = body.op("Expand", last, batch, name="last_key_of_row")
-    if cache_length is not None or (past is not None and not _one_at_a_time(query)):
+    if _needs_query_seqlens(inputs):
         found[_NEW] = body.op("Expand", _int32(body, num_new), batch, name="num_new_of_row")
     return found
+
+
+def _needs_query_seqlens(inputs: Inputs) -> bool:
+    """Whether several new tokens of several rows may meet a cache, or each row has a cache of its own length."""
+    return "cache_length" in inputs or ("past_key" in inputs and not _one_at_a_time(inputs["query"]))
 
 
 def _one_at_a_time(query: ir.Value) -> bool:

@@ -17,6 +17,7 @@ from qknorm_onnx.graph.canonical.body_preparation import scale_times_factor
 from qknorm_onnx.graph.canonical.body_signature import IR_DTYPES
 from qknorm_onnx.graph.canonical.function_body import precision_of
 from qknorm_onnx.graph.canonical.qk_norm_node import RotaryInputs, make_rotary_node
+from qknorm_onnx.graph.onnxruntime_release import GROUPED_ATTRIBUTES
 from qknorm_onnx.lowering.contrib.attention import COS, K_WEIGHT, Q_WEIGHT, SIN, ContribCore, NormInCore, choose_core, emit_core
 from qknorm_onnx.lowering.contrib.preparation import one_table, shared_by_rows
 from qknorm_onnx.lowering.contrib.sides import Side, plain_stages_of, prepare_side, raw_side, served_by, sides_of, tables_of
@@ -99,7 +100,13 @@ def norm_in_core_refusal(spec: QKNormSpec, core: ContribCore, sides: tuple[Side,
         return f"{core.operator} has neither norm nor rotary"
     if sides[0].given.scale is not None or sides[0].given.factor != 1.0:
         return f"{core.operator} scales no queries behind their norm"
-    return _norm_refusal(spec, sides, request) or _rotary_refusal(spec, sides[0], request)
+    return _missing_in_release(spec, request) or _norm_refusal(spec, sides, request) or _rotary_refusal(spec, sides[0], request)
+
+
+def _missing_in_release(spec: QKNormSpec, request: LoweringRequest) -> str:
+    attributes = _epsilons(spec.norm.q_epsilon, spec.norm.k_epsilon) if spec.has_norm else {}
+    lacking = [name for name in attributes if request.lacks(GROUPED_ATTRIBUTES[name])]
+    return f"{OPERATOR_WITH_NORM} of onnxruntime {request.release} has no {lacking[0]}" if lacking else ""
 
 
 def _norm_refusal(spec: QKNormSpec, sides: tuple[Side, Side], request: LoweringRequest) -> str:

@@ -12,6 +12,7 @@ from qknorm_onnx.graph.canonical.body_builder import BodyBuilder
 from qknorm_onnx.graph.canonical.body_signature import BodySignature
 from qknorm_onnx.graph.canonical.function_body import Inputs
 from qknorm_onnx.graph.canonical.known_fields import KnownFields
+from qknorm_onnx.graph.onnxruntime_release import Release
 from qknorm_onnx.spec.attributes import Spec
 from qknorm_onnx.spec.targets import TargetName
 
@@ -30,13 +31,21 @@ class Emitted:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoweringRequest:
-    """One canonical node: its meaning, its inputs by name, and the versions and the provider that it is lowered for."""
+    """One canonical node: its meaning, its inputs by name, and the versions and the provider that it is lowered for.
+
+    release: the onnxruntime that the file is for; None: whichever the node needs.
+    """
 
     spec: Spec
     inputs: Inputs
     signature: BodySignature
     opset: int
     provider: str
+    release: Release | None = None
+
+    def lacks(self, since: tuple[int, int]) -> bool:
+        """Whether the file is for an onnxruntime older than `since`."""
+        return self.release is not None and self.release.version < since
 
 
 # Appends the nodes to the builder. Raises RefusedLoweringError where the target cannot say what the spec means.
