@@ -99,7 +99,8 @@ class Needs:
 
 def needs_of(model: ir.Model) -> Needs:
     """What `model` needs, whoever wrote it."""
-    opset = max((scope.opset_imports.get("", 1) for scope in (model.graph, *model.functions.values())), default=1)
+    imports = [model.graph.opset_imports, *(function.opset_imports for function in model.functions.values())]
+    opset = max(versions.get("", 1) for versions in imports)
     reasons = dict(_reasons(model, opset))
     oldest, because = RELEASES[0], ""
     for reason, since in reasons.items():

@@ -41,7 +41,7 @@ def lowered(
     cases: Sequence[Case], dtype: str = "float32", *, target: str = "ort", provider: str = "cpu", opset: int = 20
 ) -> tuple[ir.Model, dict[str, LoweringOutcome]]:
     """The model lowered, and what became of each case."""
-    model = named_model(cases, dtype, opset=opset)
+    model = named_model(cases, dtype, opset=opset, attach=False)
     outcomes = lower(model, target=target, provider=provider)
     assert [outcome.name for outcome in outcomes] == [case.id for case in cases]
     return model, {outcome.name: outcome for outcome in outcomes}

@@ -15,7 +15,7 @@ from qknorm_onnx.graph.canonical.body_preparation import PreparationInputs, scal
 from qknorm_onnx.graph.canonical.body_rotary import RotaryTables, make_tables, rotate
 from qknorm_onnx.graph.canonical.body_signature import BodySignature
 from qknorm_onnx.graph.canonical.function_body import Inputs, precision_of
-from qknorm_onnx.lowering.contrib.attention import CONTRIB_DOMAIN
+from qknorm_onnx.graph.onnxruntime_release import CONTRIB_DOMAIN
 from qknorm_onnx.lowering.emit.head_layout import HeadTensor, same_size
 from qknorm_onnx.lowering.standard.preparation import NormParameters, norm_refusal, rotary_refusal, standard_normalize
 from qknorm_onnx.spec.qk_norm_spec import (
