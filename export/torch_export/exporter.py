@@ -16,8 +16,11 @@ from torch import nn
 
 from qknorm_onnx.errors import ExportError, first_line
 from qknorm_onnx.graph.onnxruntime_release import release_named
+from qknorm_onnx.graph.report import FusionReport
+from qknorm_onnx.graph.spec_comparison import compare_specs
 from qknorm_onnx.lowering.registry import TARGETS
 from qknorm_onnx.pipeline import Program, fuse
+from qknorm_onnx.spec.signature import DTYPES
 from qknorm_onnx.spec.targets import DEFAULT_TARGET, require_provider, target_named
 from qknorm_onnx.torch_export.huggingface.cached_decoder import CachedDecoder
 from qknorm_onnx.torch_export.module.module_names import forget_wrapper, name_expressions, name_outputs
@@ -27,6 +30,7 @@ from qknorm_onnx.torch_export.patches.module_patches import mended
 from qknorm_onnx.torch_export.signatures.dynamic_shape_check import check_honoured, refused_by_torch
 from qknorm_onnx.torch_export.signatures.dynamic_shapes import DynamicShapes, dynamic_axes, enlarge, for_torch, output_names_of
 from qknorm_onnx.torch_export.signatures.signature_wrapper import ExplicitSignature, example_call
+from qknorm_onnx.torch_export.spec_from_module import read_module
 
 DEFAULT_OPSET: Final = 20
 OLDEST_OPSET: Final = 18
@@ -83,7 +87,17 @@ def export(
         for_onnxruntime=for_onnxruntime,
         progress=progress,
     )
-    return dataclasses.replace(program, report=dataclasses.replace(program.report, notes=(*notes, *program.report.notes)))
+    notes = (*notes, *program.report.notes, *_other_meanings(module, program.report))
+    return dataclasses.replace(program, report=dataclasses.replace(program.report, notes=notes))
+
+
+def _other_meanings(module: nn.Module, report: FusionReport) -> tuple[str, ...]:
+    """Where the graph's attentions mean something else than the readers say of the module's, for people."""
+    read = read_module(module)
+    parameter = next((parameter for parameter in module.parameters() if parameter.is_floating_point()), None)
+    name = "float32" if parameter is None else str(parameter.dtype).removeprefix("torch.")
+    dtype = next((dtype for dtype in DTYPES if dtype == name), DTYPES[0])
+    return (*read.failures, *compare_specs(read.specs, report, dtype=dtype).notes)
 
 
 def export_graph(

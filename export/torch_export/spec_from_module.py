@@ -7,6 +7,7 @@ Readers of Hugging Face models are found by the class's name, so that transforme
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -45,16 +46,38 @@ class ReaderRegistry:
         return None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModuleSpecs:
+    """What the readers say of a module's attentions.
+
+    specs: path of each attention that a reader takes -> its spec, or None where it has no QK norm. failures: of readers that
+    could not read a module, one line each: it is built otherwise than the version that the reader was written for.
+    """
+
+    specs: Mapping[str, QKNormSpec | None]
+    failures: tuple[str, ...] = ()
+
+
+def read_module(module: nn.Module, *, registry: ReaderRegistry | None = None) -> ModuleSpecs:
+    """What the readers say of each attention in `module`, in the order of `named_modules`. Raises nothing."""
+    readers = registry or ReaderRegistry()
+    specs: dict[str, QKNormSpec | None] = {}
+    failures: list[str] = []
+    for path, part in module.named_modules():
+        reader = readers.reader_of(part)
+        if reader is None:
+            continue
+        try:
+            specs[path] = reader(part)
+        except (AttributeError, LookupError, TypeError, ValueError, StopIteration) as error:
+            failures.append(f"the meaning of {path or 'the module'} could not be read off {type(part).__name__}: {error}")
+    return ModuleSpecs(specs=specs, failures=tuple(failures))
+
+
 def read_specs(module: nn.Module, *, registry: ReaderRegistry | None = None) -> dict[str, QKNormSpec]:
     """Path of each QK-Norm attention in `module` -> its spec, in the order of `named_modules`.
 
     Attention of a type that no reader knows is not listed, nor is attention without QK norm.
     """
-    readers = registry or ReaderRegistry()
-    specs: dict[str, QKNormSpec] = {}
-    for path, part in module.named_modules():
-        reader = readers.reader_of(part)
-        spec = reader(part) if reader is not None else None
-        if spec is not None:
-            specs[path] = spec
-    return specs
+    found = read_module(module, registry=registry).specs
+    return {path: spec for path, spec in found.items() if spec is not None}

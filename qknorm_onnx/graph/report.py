@@ -10,6 +10,19 @@ from qknorm_onnx.spec.targets import DEFAULT_TARGET
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a graph fixes around an attention, and its spec does not say.
+
+    has_mask: a mask or bias is an input of the attention. num_keys: past and new ones, where the number is fixed. is_decode:
+    there is one query, at the last key.
+    """
+
+    has_mask: bool
+    num_keys: int | None
+    is_decode: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FusedAttention:
     """One attention that is now one node. `target` is what it was lowered to; `source_nodes` are the nodes it replaced.
 
@@ -24,6 +37,7 @@ class FusedAttention:
     note: str = ""  # e.g. why the asked-for target could not serve it, or `unverified` and why
     query_preparation: tuple[QKNormRotarySpec, ...] = ()
     key_preparation: tuple[QKNormRotarySpec, ...] = ()
+    surroundings: Surroundings | None = None  # None: not known
 
     @property
     def line(self) -> str:

@@ -7,8 +7,9 @@ import math
 import pytest
 
 import qknorm_onnx as qk
+from qknorm_onnx.graph.spec_comparison import compare_specs
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec
-from qknorm_onnx.torch_export.spec_from_module import ReaderRegistry, read_specs
+from qknorm_onnx.torch_export.spec_from_module import ReaderRegistry, read_module, read_specs
 
 HUGGING_FACE = ["qwen3", "gemma3_text", "olmo2", "cohere_qk", "llama4_text"]
 MORE = ["qwen3_sliding", "qwen3_mha", "qwen3_moe", "olmo3"]
@@ -59,6 +60,8 @@ def assert_same_specs(zoo, export):
     recognised = {attention.name: qk.canonical(attention.spec) for attention in report.fused}
     assert recognised == {path: qk.canonical(spec) for path, spec in read.items()}
     assert math.prod(len(specs) for specs in (read, recognised)) > 0
+    comparison = compare_specs(read_module(export.module, registry=registry).specs, report)
+    assert set(recognised) <= set(comparison.agreeing) and not comparison.differences
 
 
 @pytest.mark.parametrize("name", [*HUGGING_FACE, *HANDWRITTEN])

@@ -187,4 +187,22 @@ def _declined(name: str, declined: Declined) -> Outcome:
 def _with_preparations(fused: reports.FusedAttention, node: ir.Node) -> reports.FusedAttention:
     """With what nodes of their own do to the queries and keys of the canonical node `node`."""
     query, key = (preparations(value) for value in node.inputs[:2])
-    return dataclasses.replace(fused, query_preparation=query, key_preparation=key)
+    return dataclasses.replace(fused, query_preparation=query, key_preparation=key, surroundings=_surroundings(node))
+
+
+def _surroundings(node: ir.Node) -> reports.Surroundings:
+    _, inputs = read_attention_node(node)
+    new, past = _size(inputs.key, 1), _size(inputs.past_key, 2)
+    total = new if inputs.past_key is None else past if inputs.cache_length is not None else None
+    if total is None and past is not None and new is not None:
+        total = past + new
+    at_end = inputs.past_key is not None or new == 1
+    return reports.Surroundings(
+        has_mask=inputs.attention_bias is not None, num_keys=total, is_decode=at_end and _size(inputs.query, 1) == 1
+    )
+
+
+def _size(value: ir.Value | None, axis: int) -> int | None:
+    """The fixed size of an axis."""
+    size = value.shape[axis] if value is not None and value.shape is not None else None
+    return size if isinstance(size, int) else None
