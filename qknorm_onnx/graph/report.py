@@ -13,6 +13,7 @@ from qknorm_onnx.spec.targets import DEFAULT_TARGET
 class Surroundings:
     """What a graph fixes around an attention, and its spec does not say.
 
+    module: path of the module that it was traced from; "" where the file does not say it.
     has_mask: a mask or bias is an input of the attention. num_keys: past and new ones, where the number is fixed. is_decode:
     there is one query, at the last key.
     """
@@ -20,6 +21,7 @@ class Surroundings:
     has_mask: bool
     num_keys: int | None
     is_decode: bool
+    module: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,8 @@ def compare_specs(read: Mapping[str, QKNormSpec | None], report: FusionReport, *
     uncompared: list[str] = []
     differences: list[SpecDifference] = []
     for fused in report.fused:
-        path = _owner(fused.name, read)
+        traced = fused.surroundings.module if fused.surroundings is not None else ""
+        path = _owner(traced or fused.name, read)
         whole = _whole(fused)
         if path is None or whole is None:
             uncompared.append(fused.name)

@@ -186,7 +186,8 @@ def test_export_says_nothing_where_both_agree(monkeypatch):
 )
 def test_export_says_where_the_graph_means_something_else(monkeypatch, attribute, text):
     notes = notes_of_export(monkeypatch, lambda node: node.attributes.add(attribute))
-    assert notes == (f"module and exported graph differ: {text} (layers.0)",)
+    (note,) = notes
+    assert note.startswith(f"module and exported graph differ: {text} (")
 
 
 def test_export_of_a_foreign_graph_with_another_epsilon(zoo, plain_export):

@@ -27,7 +27,7 @@ from qknorm_onnx.graph.rewrite.insertion import insert
 from qknorm_onnx.graph.rewrite.prover import Proof, Prover
 from qknorm_onnx.graph.rewrite.region import RegionError, region_models
 from qknorm_onnx.graph.rewrite.replacement import Replacement, build_replacement
-from qknorm_onnx.graph.walk.naming import attention_name, node_name
+from qknorm_onnx.graph.walk.naming import attention_name, module_path, node_name
 from qknorm_onnx.spec.qk_norm_spec import SpecError
 from qknorm_onnx.spec.signature import DOMAIN, VERSION
 
@@ -198,7 +198,10 @@ def _surroundings(node: ir.Node) -> reports.Surroundings:
         total = past + new
     at_end = inputs.past_key is not None or new == 1
     return reports.Surroundings(
-        has_mask=inputs.attention_bias is not None, num_keys=total, is_decode=at_end and _size(inputs.query, 1) == 1
+        has_mask=inputs.attention_bias is not None,
+        num_keys=total,
+        is_decode=at_end and _size(inputs.query, 1) == 1,
+        module=module_path(node),
     )
 
 
