@@ -172,7 +172,7 @@ class TorchSide:
             place = self._places[name]
             tensors[place] = tensor.to(dtype if tensor.is_floating_point() else self._call.leaves[place].dtype)
         args, kwargs = self._call.arguments(tensors)
-        with torch.no_grad():
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # as it is written, which is what is exported
             out = module(*args, **kwargs)
         return [to_numpy(leaf) for leaf in pytree.tree_leaves(out) if torch.is_tensor(leaf)]
 

@@ -27,6 +27,7 @@ class PreparePass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run on `model` in place."""
         before = _fingerprint(model)
+        _sort(model)
         common.InlinePass(criteria=lambda function: function.domain != DOMAIN)(model)
         RemoveIdentitiesPass()(model)
         DeriveShapesPass()(model)
@@ -38,6 +39,14 @@ class PreparePass(ir.passes.InPlacePass):
         MendRotaryTablesPass()(model)
         share_equal_nodes(model)
         return ir.passes.PassResult(model, _fingerprint(model) != before)
+
+
+def _sort(model: ir.Model) -> None:
+    """Put each node behind those whose results it reads, which converters to float16 do not; what is in order stays."""
+    for graph in model.graphs():
+        behind = {value: place for place, node in enumerate(graph) for value in node.outputs}
+        if any(behind.get(value, -1) >= place for place, node in enumerate(graph) for value in node.inputs if value is not None):
+            graph.sort()
 
 
 def share_equal_nodes(model: ir.Model) -> None:
