@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.runtime.half_precision import convert_dtype
-from qknorm_onnx.validation.cases import Case
+from qknorm_onnx.validation.cases.case import Case
 from qknorm_onnx.validation.torch_side import TorchSide, call_of
 from qknorm_onnx.validation.validate import validate
 from tests.numerics.rotary_attention import RotaryAttention, example, graph_of
@@ -60,7 +60,7 @@ def test_the_truth_has_no_float32_in_it():
 
     call = call_of(Function(function), (), X)
     model = graph(DOUBLE_X)
-    from qknorm_onnx.validation.inputs import match_inputs
+    from qknorm_onnx.validation.cases.inputs import match_inputs
 
     inputs = match_inputs(model, call.examples())
     x = call.examples()[0][1]

@@ -10,9 +10,9 @@ import pytest
 
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.validation.candidate import rounded_inputs
-from qknorm_onnx.validation.cases import make_cases
-from qknorm_onnx.validation.inputs import match_inputs
-from qknorm_onnx.validation.untried import untried
+from qknorm_onnx.validation.cases.made import make_cases
+from qknorm_onnx.validation.cases.inputs import match_inputs
+from qknorm_onnx.validation.cases.untried import untried
 
 IDS = np.array([[5, 9, 101, 7], [8, 8, 100, 6]])
 FLAGS = np.array([[0, 1, 1, 1], [1, 1, 1, 1]])
