@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -28,7 +29,7 @@ Tensor = npt.NDArray[Any]
 Progress = Callable[[str], None]
 
 _MOST_FAULTS_LOCATED: Final = 3  # per type: finding one runs the model twice more
-_SMALLEST_IN_FLOAT16: Final = 1e-5  # float16 ends at 6e-8: of smaller rows nothing is left
+_SMALLEST_IN_HALF: Final = 1e-5  # float16 ends at 6e-8; what a half type adds shows at the larger sizes
 
 
 @dataclasses.dataclass
@@ -50,18 +51,22 @@ class TypeRun:
             yield ParityRow(dtype=self.dtype, how="", case="all", output="all", verdict="not run", reason=str(error))
             return
         self._explain(candidate)
-        for case in cases:
-            if case.weights is None:
-                say(f"{self.dtype}: {case.name}")
-                yield from self._case_rows(candidate, case)
-            elif self.dtype != "float16" or case.weights.size >= _SMALLEST_IN_FLOAT16:
-                say(f"{self.dtype}: {case.name}")
-                with self.side.scaled(case.weights.factors):
-                    yield from self._case_rows(self._scaled(model, case.weights), case)
+        for scale, group in itertools.groupby(cases, key=lambda case: case.weights):
+            if scale is None:
+                yield from self._group_rows(candidate, group, say)
+            elif self.dtype == "float32" or scale.size >= _SMALLEST_IN_HALF:
+                with self.side.scaled(scale.factors):
+                    yield from self._group_rows(self._scaled(model, scale), group, say)
         yield from self.shared.table_rows(self.dtype, candidate.how)
         for note in (self.side.note, self.side.autocast_note, self.side.order_note):
             if note:
                 self.notes[f"{self.dtype}: {note}"] = None
+
+    def _group_rows(self, candidate: Candidate, cases: Iterable[Case], say: Progress) -> Iterator[ParityRow]:
+        """Cases with the same weights."""
+        for case in cases:
+            say(f"{self.dtype}: {case.name}")
+            yield from self._case_rows(candidate, case)
 
     def _scaled(self, model: ir.Model, scale: WeightScale) -> Candidate:
         weights = {name: self.shared.weight(name) for name in scale.factors}

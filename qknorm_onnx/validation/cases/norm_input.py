@@ -13,7 +13,7 @@ from typing import Final
 from qknorm_onnx.validation.cases.case import Case, WeightScale
 from qknorm_onnx.validation.cases.domain import Domain
 from qknorm_onnx.validation.cases.inputs import GraphInput, example_sizes
-from qknorm_onnx.validation.cases.resized import random_case
+from qknorm_onnx.validation.cases.resized import random_case, symbols_of
 
 # Below the root of an epsilon of 1e-6 under the root, and below 1e-3 as a bound of the norm of a head; of 1e-12 under the root; as
 # the bound of F.normalize.
@@ -21,14 +21,14 @@ _SIZES: Final = (1e-4, 1e-6, 1e-13)
 
 
 def near_epsilon(inputs: Sequence[GraphInput], domain: Domain) -> Iterator[Case]:
-    """The values of q and k have about these sizes."""
-    for number, size in enumerate(_SIZES if domain.scalable else ()):
-        factors = {name: 2.0 ** round(math.log2(size / of)) for name, of in domain.scalable.items()}
-        case = random_case(
-            f"q and k near {size:.0e}",
-            inputs,
-            example_sizes(inputs),
-            seed=6000 + number,
-            purpose="an epsilon that is wrong, or in another place",
-        )
-        yield dataclasses.replace(case, weights=WeightScale(size=size, factors=factors))
+    """The values of q and k have about these sizes, at the example's sizes and at longer ones with the same weights."""
+    short = example_sizes(inputs)
+    symbols = symbols_of(inputs)
+    long = {**short, **{symbol: short[symbol] + 3 for symbol in (*symbols.lengths, *symbols.pasts)}}
+    for size in _SIZES if domain.scalable else ():
+        scale = WeightScale(size=size, factors={name: 2.0 ** round(math.log2(size / of)) for name, of in domain.scalable.items()})
+        for name, sizes in (("", short), (", again", long)):
+            case = random_case(
+                f"q and k near {size:.0e}{name}", inputs, sizes, seed=6000, purpose="an epsilon that is wrong, or in another place"
+            )
+            yield dataclasses.replace(case, weights=scale)

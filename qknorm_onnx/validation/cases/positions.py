@@ -16,7 +16,7 @@ from qknorm_onnx.validation.cases.resized import random_case
 
 Tensor = npt.NDArray[Any]
 
-_SHIFT: Final = 7
+_SHIFT: Final = 300
 
 
 def moved_positions(inputs: Sequence[GraphInput], domain: Domain) -> Iterator[Case]:
@@ -36,8 +36,8 @@ def moved_positions(inputs: Sequence[GraphInput], domain: Domain) -> Iterator[Ca
 
 
 def _shifted(positions: Tensor) -> Tensor:
-    """By 7 in the first row, by 4 in the others."""
-    shift = np.full(positions.shape, _SHIFT - 3)
+    """By 300 in the first row, by 100 in the others."""
+    shift = np.full(positions.shape, _SHIFT // 3)
     shift[:1] = _SHIFT
     return positions + shift
 

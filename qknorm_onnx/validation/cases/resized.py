@@ -16,10 +16,12 @@ from qknorm_onnx.validation.cases.inputs import GraphInput, example_sizes, rando
 Sizes = Mapping[str, int]
 
 MANY, LONG = 5, 33  # more than any example has, and one more than a power of two
+MORE, LONGER = 8, 36  # again, with room for more than 256 tokens; where that can be afforded
 # A window is tried where it costs no more than all other cases together, or the model is small: its logits in float64 must fit.
 _CHEAP_KEYS: Final = 600
 _MOST_KEYS: Final = 1100
 _MOST_WORK: Final = 5e11  # tokens times weights
+_MOST_WORK_AGAIN: Final = 1e11
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,19 +60,23 @@ def resized(inputs: Sequence[GraphInput], domain: Domain) -> Iterator[Case]:
     """Every case has sizes that differ from the example's."""
     sizes, symbols = example_sizes(inputs), symbols_of(inputs)
     tried = 0
-    for number, (name, purpose, changed) in enumerate(_resizings(sizes, symbols)):
+    again = MORE * LONGER * domain.parameters <= _MOST_WORK_AGAIN
+    for number, (name, purpose, changed) in enumerate(_resizings(sizes, symbols, again=again)):
         tried = max(tried, _longest(inputs, changed, symbols))
         yield random_case(name, inputs, {**sizes, **changed}, seed=number, purpose=purpose)
     if any(sizes[symbol] for symbol in symbols.pasts):
-        yield _empty_past(inputs, {**sizes, **dict.fromkeys(symbols.pasts, 0)})
+        empty = {**sizes, **dict.fromkeys(symbols.pasts, 0)}
+        yield _empty_past("empty past", inputs, empty)
+        one = {**dict.fromkeys(symbols.batches, 1), **dict.fromkeys(symbols.lengths, 1)}
+        yield _empty_past("empty past, one token", inputs, {**empty, **one})
     yield from _beyond_windows(inputs, domain, symbols, tried)
 
 
-def _resizings(sizes: Sizes, symbols: Symbols) -> Iterator[tuple[str, str, dict[str, int]]]:
+def _resizings(sizes: Sizes, symbols: Symbols, *, again: bool) -> Iterator[tuple[str, str, dict[str, int]]]:
     varied = [symbol for symbol in sizes if symbol in (*symbols.lengths, *symbols.pasts)]
     longer = {symbol: sizes[symbol] + 5 + index * 2 for index, symbol in enumerate(varied)}
     long = {symbol: max(size, LONG + index * 2) for index, (symbol, size) in enumerate(longer.items())}
-    three, many = (dict.fromkeys(symbols.batches, batch) for batch in (3, MANY))
+    one, three, many, more = (dict.fromkeys(symbols.batches, batch) for batch in (1, 3, MANY, MORE))
     if symbols.batches:
         yield "batch 1", "a batch that is built in", dict.fromkeys(symbols.batches, 1)
         yield "batch 3", "a batch that is built in", three
@@ -79,24 +85,29 @@ def _resizings(sizes: Sizes, symbols: Symbols) -> Iterator[tuple[str, str, dict[
         yield "longer", "a length that is built in", longer
     if symbols.batches and varied:
         yield "batch 3, longer", "batch and length that are mixed up", {**longer, **three}
+        yield "batch 1, length 1", "sizes of 1 that are taken for broadcast ones", {**dict.fromkeys(varied, 1), **one}
         yield f"batch {MANY}, length {LONG}", "tables, windows and batches that end early", {**long, **many}
+    if again and varied:
+        longest = {symbol: size + LONGER - LONG for symbol, size in long.items()}
+        yield f"batch {MORE}, length {LONGER}", "tables, windows and batches that end early", {**longest, **more}
 
 
-def _empty_past(inputs: Sequence[GraphInput], sizes: Sizes) -> Case:
+def _empty_past(name: str, inputs: Sequence[GraphInput], sizes: Sizes) -> Case:
     """The first step of every generation: positions begin at 0."""
-    case = random_case("empty past", inputs, sizes, seed=100, purpose="the first step of a generation, with nothing cached")
+    case = random_case(name, inputs, sizes, seed=100, purpose="the first step of a generation, with nothing cached")
     first = {i.name: case.inputs[i.name] - case.inputs[i.name].min() for i in inputs if i.kind == "positions"}
     return dataclasses.replace(case, inputs={**case.inputs, **first})
 
 
 def _beyond_windows(inputs: Sequence[GraphInput], domain: Domain, symbols: Symbols, tried: int) -> Iterator[Case]:
-    """A sequence of more tokens than the largest window that can be afforded holds: as cached ones where there is a cache."""
+    """Two sequences of more tokens than the largest window that can be afforded: as cached ones where there is a cache."""
     wider = [window for window in domain.windows if window >= tried and _affordable(window, domain)]
     grown = symbols.pasts or symbols.lengths
     if wider and grown:
-        sizes = example_sizes(inputs) | dict.fromkeys(symbols.batches, 1) | dict.fromkeys(grown, max(wider) + 3)
-        name = f"{max(wider) + 3} tokens"
-        yield random_case(name, inputs, sizes, seed=101, purpose=f"a window of {max(wider)} that is lost, or added")
+        purpose = f"a window of {max(wider)} that is lost, or added"
+        for more in (3, 6):
+            sizes = example_sizes(inputs) | dict.fromkeys(symbols.batches, 1) | dict.fromkeys(grown, max(wider) + more)
+            yield random_case(f"{max(wider) + more} tokens", inputs, sizes, seed=100 + more, purpose=purpose)
 
 
 def _affordable(window: int, domain: Domain) -> bool:
