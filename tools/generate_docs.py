@@ -31,12 +31,12 @@ from qknorm_onnx.spec.signature import (
     TensorSignature,
 )
 from qknorm_onnx.spec.variants import VARIANTS, Variant
-from tools import coverage_table
+from tools import coverage_table, validation_table
 from tools.lowered_variants import OPSET, ort_on_cuda, outcomes
 from tools.zoo_facts import KNOWN_FAILURES
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
-DOCUMENTS: Final = (ROOT / "README.md", ROOT / "docs" / "support.md", ROOT / "docs" / "coverage.md")
+DOCUMENTS: Final = tuple(ROOT / name for name in ("README.md", "docs/support.md", "docs/coverage.md", "docs/validation.md"))
 
 NORM_NAMES: Final = {"none": "none", "rms": "RMSNorm", "layer": "LayerNorm", "l2": "L2"}
 ORDER_NAMES: Final = {"none": "no rotary", "after_norm": "before rotary", "before_norm": "after rotary"}
@@ -162,6 +162,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     f"outputs of {ROTARY_OP}": lambda: tensors(ROTARY_OUTPUTS),
     f"attributes of {ROTARY_OP}": lambda: attributes(QKNormRotarySpec),
     **{name: functools.partial(_measured, make) for name, make in coverage_table.TABLES.items()},
+    **validation_table.TABLES,
 }
 
 BLOCK: Final = re.compile(r"<!-- generated: (?P<name>[^>]+) -->\n.*?<!-- end of (?P=name) -->", flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""What a module does with its inputs and weights, watched in one run: which inputs pick rows of a table, which say where to write."""
+"""What a module does with its inputs and weights, watched in one run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _ATEN: Final = torch.ops.aten
 _PRODUCTS: Final = frozenset({_ATEN.mm, _ATEN.bmm, _ATEN.addmm, _ATEN.baddbmm, _ATEN.linear, _ATEN.matmul})
-_WRITES: Final = frozenset({_ATEN.index_put, _ATEN.index_put_, _ATEN.index_copy, _ATEN.index_copy_, _ATEN.scatter, _ATEN.scatter_})
+_WRITES: Final = frozenset(
+    {_ATEN.index_put, _ATEN.index_put_, _ATEN.index_copy, _ATEN.index_copy_, _ATEN.scatter, _ATEN.scatter_}
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _index(self, table: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> None:
         given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
-        if len(given) == 1 and not given[0][1].dtype == torch.bool:
+        if len(given) == 1 and given[0][1].dtype != torch.bool:
             self._pick(table, given[0][1], axis=given[0][0])
 
     def _pick(self, table: torch.Tensor, indices: torch.Tensor, *, axis: int) -> None:

@@ -48,7 +48,7 @@ class FileWeights:
         for graph in _graphs(model):
             for value in graph.initializers.values():
                 if value.const_value is not None and value.dtype in FLOAT_TYPES:
-                    shape = tuple(int(size) for size in value.const_value.shape)
+                    shape = value.const_value.numpy().shape
                     self._by_shape.setdefault(shape, []).append(value)
 
     def equal(self, weight: Tensor) -> list[ir.Value]:
@@ -125,10 +125,11 @@ def _differing_rows(table: Tensor, array: Tensor) -> tuple[tuple[int, ...], floa
 
 
 def scaled_model(model: ir.Model, weights: Mapping[str, Tensor], factors: Mapping[str, float], dtype: np.dtype[Any]) -> ir.Model:
-    """A copy of `model` with the initializers that hold a weight multiplied by its factor, rounded to `dtype` before and after."""
+    """A copy of `model` with initializers that hold a weight multiplied by its factor, rounded to `dtype` before and after."""
     scaled = model.clone()
     found = FileWeights(scaled)
-    for value, name in {value: name for name in factors for value in found.equal(weights[name])}.items():
+    holders = {value: name for name in factors for value in found.equal(weights[name])}
+    for value, name in holders.items():
         assert value.const_value is not None
         array = value.const_value.numpy()
         rounded = array.astype(dtype).astype(np.float64) * factors[name]

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.spec.signature import Dtype
-from qknorm_onnx.validation.error_budget import OTHER_ORDERS
 from qknorm_onnx.validation.cases.inputs import GraphInput
+from qknorm_onnx.validation.error_budget import OTHER_ORDERS
 
 if TYPE_CHECKING:
     import torch

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 Tensor = npt.NDArray[Any]
 Progress = Callable[[str], None]
 
-_MOST_FAULTS_LOCATED: Final = 3  # per type: finding one runs the model twice more
-_SMALLEST_IN_HALF: Final = 1e-5  # float16 ends at 6e-8; what a half type adds shows at the larger sizes
+MOST_FAULTS_LOCATED: Final = 3  # per type: finding one runs the model twice more
 
 
 @dataclasses.dataclass
@@ -51,10 +50,11 @@ class TypeRun:
             yield ParityRow(dtype=self.dtype, how="", case="all", output="all", verdict="not run", reason=str(error))
             return
         self._explain(candidate)
-        for scale, group in itertools.groupby(cases, key=lambda case: case.weights):
+        chosen = [case for case in cases if case.in_half or self.dtype == "float32"]
+        for scale, group in itertools.groupby(chosen, key=lambda case: case.weights):
             if scale is None:
                 yield from self._group_rows(candidate, group, say)
-            elif self.dtype == "float32" or scale.size >= _SMALLEST_IN_HALF:
+            else:
                 with self.side.scaled(scale.factors):
                     yield from self._group_rows(self._scaled(model, scale), group, say)
         yield from self.shared.table_rows(self.dtype, candidate.how)
@@ -147,7 +147,7 @@ class TypeRun:
         return errors
 
     def _located(self, candidate: Candidate, row: ParityRow, inputs: Mapping[str, Tensor], truth: list[Tensor]) -> ParityRow:
-        if self.located >= _MOST_FAULTS_LOCATED:
+        if self.located >= MOST_FAULTS_LOCATED:
             return row
         self.located += 1
         not_finite = row.torch_error is not None and not np.isfinite(row.torch_error)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from qknorm_onnx.graph.canonical.qk_norm_node import AttentionInputs, is_attention_node, make_attention_node, read_attention_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
-from qknorm_onnx.graph.qk_norm_node import AttentionInputs, is_attention_node, make_attention_node, read_attention_node
 from qknorm_onnx.spec.qk_norm_spec import QKNormSpec
 
 Edit = Callable[[ir.Model], None]
@@ -25,7 +25,9 @@ def attention_nodes(model: ir.Model) -> list[ir.Node]:
     return [node for node in model.graph if is_attention_node(node)]
 
 
-def with_spec(change: Callable[[QKNormSpec], QKNormSpec], inputs: Callable[[AttentionInputs], AttentionInputs] = lambda x: x) -> Edit:
+def with_spec(
+    change: Callable[[QKNormSpec], QKNormSpec], inputs: Callable[[AttentionInputs], AttentionInputs] = lambda x: x
+) -> Edit:
     """Every attention with another spec, or other inputs."""
 
     def edit(model: ir.Model) -> None:
@@ -34,7 +36,7 @@ def with_spec(change: Callable[[QKNormSpec], QKNormSpec], inputs: Callable[[Atte
             new_spec, new_inputs = change(spec), inputs(given)
             if new_spec == spec and new_inputs == given:
                 raise NotApplicable
-            outputs = [value for value in node.outputs]
+            outputs = list(node.outputs)
             made = make_attention_node(new_spec, new_inputs, name=str(node.name), num_outputs=len(outputs))
             for old, new in zip(outputs, made.outputs, strict=True):
                 new.name = old.name
@@ -88,7 +90,7 @@ def text_edit(text: str, *, input: str = "", output: str = "", constants: Mappin
     def edit(model: ir.Model) -> None:
         inputs = {str(value.name): value for value in model.graph.inputs}
         outputs = {str(value.name): value for value in model.graph.outputs}
-        if input and input not in inputs or output and output not in outputs:
+        if (input and input not in inputs) or (output and output not in outputs):
             raise NotApplicable
         users = list(inputs[input].uses()) if input else []
         made = {name: constant(model, array, f"mutant_{name}") for name, array in (constants or {}).items()}
@@ -131,7 +133,12 @@ class _Lines:
                     attributes[key] = int(value)
                 else:
                     names.append(part)
-            node = ir.node(op, [values[name] if name else None for name in names], attributes or None, name=f"mutant_{target}_{len(self.nodes)}")
+            node = ir.node(
+                op,
+                [values[name] if name else None for name in names],
+                attributes or None,
+                name=f"mutant_{target}_{len(self.nodes)}",
+            )
             node.outputs[0].name = f"mutant_{target}_{len(self.nodes)}"
             values[target] = node.outputs[0]
             self.nodes.append(node)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.validation_mutants.boundary_mutants import caches, masks, positions, sizes, types
 from tests.validation_mutants.graph_edits import Edit, initializer_edit, spec_fields, text_edit, with_spec, without_input
 from tests.validation_mutants.text_model import VOCABULARY, WIDTH, TextForm
 
@@ -23,9 +24,9 @@ def mutants(form: TextForm) -> Iterator[Mutant]:
     """All that the form may have; an edit raises NotApplicable where there is nothing to change."""
     groups = {
         "norm": _norms(form), "epsilon": _epsilons(form), "gain": _gains(form), "rotary": _rotaries(form), "scale": _scales(),
-        "cap": _caps(form), "window": _windows(form), "mask": _masks(form), "cache": _caches(form), "heads": _heads(form),
-        "weights": _weights(), "embedding": _embeddings(form), "positions": _positions(form), "size": _sizes(form),
-        "type": _types(form),
+        "cap": _caps(form), "window": _windows(form), "mask": masks(form), "cache": caches(form), "heads": _heads(form),
+        "weights": _weights(), "embedding": _embeddings(form), "positions": positions(form), "size": sizes(form),
+        "type": types(form),
     }  # fmt: skip
     for kind, edits in groups.items():
         for name, edit in edits:
@@ -71,10 +72,13 @@ def _epsilons(form: TextForm) -> Named:
 def _gains(form: TextForm) -> Named:
     yield "gain of q lost", without_input("q_norm_weight")
     yield "gain of k lost", without_input("k_norm_weight")
-    if form.kv_heads == form.heads or form.norm_axis == "head" and form.norm != "layer":
-        yield "gains of q and k swapped", with_spec(
-            lambda spec: spec,
-            lambda given: dataclasses.replace(given, q_norm_weight=given.k_norm_weight, k_norm_weight=given.q_norm_weight),
+    if form.kv_heads == form.heads or (form.norm_axis == "head" and form.norm != "layer"):
+        yield (
+            "gains of q and k swapped",
+            with_spec(
+                lambda spec: spec,
+                lambda given: dataclasses.replace(given, q_norm_weight=given.k_norm_weight, k_norm_weight=given.q_norm_weight),
+            ),
         )
     for name, change in {
         "one more": lambda a: a + 1,
@@ -95,16 +99,21 @@ def _one_off(array: Any) -> Any:
 def _rotaries(form: TextForm) -> Named:
     if form.rotary == "none":
         return
-    yield "rotary lost", with_spec(
-        lambda spec: dataclasses.replace(spec, rotary=type(spec.rotary)()),
-        lambda given: dataclasses.replace(given, cos=None, sin=None),
+    yield (
+        "rotary lost",
+        with_spec(
+            lambda spec: dataclasses.replace(spec, rotary=type(spec.rotary)()),
+            lambda given: dataclasses.replace(given, cos=None, sin=None),
+        ),
     )
     yield "rotary pairs", spec_fields("rotary", interleaved=lambda old: not old)
-    yield "rotary on the other side of the norm", spec_fields(
-        "rotary", order=lambda old: "before_norm" if old == "after_norm" else "after_norm"
+    yield (
+        "rotary on the other side of the norm",
+        spec_fields("rotary", order=lambda old: "before_norm" if old == "after_norm" else "after_norm"),
     )
-    yield "rotary of cos and sin swapped", with_spec(
-        lambda spec: spec, lambda given: dataclasses.replace(given, cos=given.sin, sin=given.cos)
+    yield (
+        "rotary of cos and sin swapped",
+        with_spec(lambda spec: spec, lambda given: dataclasses.replace(given, cos=given.sin, sin=given.cos)),
     )
     half = form.head_size // 2
     inverse = (10000.0 ** (-np.arange(half) / half)).astype(np.float32)
@@ -163,65 +172,6 @@ def _windows(form: TextForm) -> Named:
     yield "mask of visibility lost", without_input("attention_bias")
 
 
-ONES = "zero = Sub(x, x); one = Add(zero, unit)"
-
-
-def _masks(form: TextForm) -> Named:
-    if not form.mask:
-        return
-    unit = {"unit": np.array(1), "axis": np.array([1]), "start": np.array([0]), "last": np.array([-1]), "end": np.array([2**40]),
-            "second": np.array([1]), "axis0": np.array([0]), "axis_1": np.array(1)}  # fmt: skip
-    edits = {
-        "ignored": f"{ONES}; y = Identity(one)",
-        "read at its last key only": f"{ONES}; a = Slice(one, start, last, axis); b = Slice(x, last, end, axis); y = Concat(a, b, axis=1)",
-        "read at its first key only": f"{ONES}; a = Slice(x, start, second, axis); b = Slice(one, second, end, axis); "
-        "y = Concat(a, b, axis=1)",
-        "of the first row for all": "a = Slice(x, start, second, axis0); s = Shape(x); y = Expand(a, s)",
-        "of the last row for all": "a = Slice(x, last, end, axis0); s = Shape(x); y = Expand(a, s)",
-        "one key late": "a = Slice(x, last, end, axis); b = Slice(x, start, last, axis); y = Concat(a, b, axis=1)",
-        "taken for a length": f"{ONES}; n = ReduceSum(x, axis, keepdims=1); c = CumSum(one, axis_1); l = LessOrEqual(c, n); "
-        "y = Cast(l, to=7)",
-        "of the left only": f"c = CumSum(x, axis_1); {ONES}; z = Sub(c, c); l = Greater(c, z); y = Cast(l, to=7)",
-        "of the right only": f"c = CumSum(x, axis_1, reverse=1); z = Sub(c, c); l = Greater(c, z); y = Cast(l, to=7)",
-        "inverted": f"{ONES}; y = Sub(one, x)",
-        "ignored where a row hides less than half": f"{ONES}; n = ReduceSum(x, axis, keepdims=1); a = ReduceSum(one, axis, keepdims=1); "
-        "n2 = Add(n, n); l = Greater(n2, a); g = Where(l, one, x); y = Identity(g)",
-    }
-    for name, text in edits.items():
-        yield f"mask {name}", text_edit(text, input="mask", constants=unit)
-
-
-def _caches(form: TextForm) -> Named:
-    if not form.past:
-        return
-    scalars = {"f": np.float32(1.01), "start": np.array([0]), "last": np.array([-1]), "end": np.array([2**40]), "axis": np.array([2]),
-               "second": np.array([1])}  # fmt: skip
-    first = "past.0.key"
-    yield "cached keys are zero", text_edit("y = Sub(x, x)", input=first)
-    yield "cached values are zero", text_edit("y = Sub(x, x)", input="past.0.value")
-    yield "cached keys 1 % off", text_edit("y = Mul(x, f)", input=first, constants=scalars)
-    yield "first cached value zero", text_edit(
-        "a = Slice(x, start, second, axis); z = Sub(a, a); b = Slice(x, second, end, axis); y = Concat(z, b, axis=2)",
-        input="past.0.value",
-        constants=scalars,
-    )
-    yield "cached keys one place late", text_edit(
-        "a = Slice(x, last, end, axis); b = Slice(x, start, last, axis); y = Concat(a, b, axis=2)", input=first, constants=scalars
-    )
-    yield "cached keys and values swapped", with_spec(
-        lambda spec: spec, lambda given: dataclasses.replace(given, past_key=given.past_value, past_value=given.past_key)
-    )
-    yield "present keys 1 % off", text_edit("y = Mul(x, f)", output="present.0.key", constants=scalars)
-    yield "present values lose the last entry", text_edit(
-        "y = Slice(x, start, last, axis)", output="present.0.value", constants=scalars
-    )
-    yield "present keys are backwards", text_edit(
-        "y = Slice(x, last, low, axis, back)",
-        output="present.0.key",
-        constants={**scalars, "low": np.array([-(2**40)]), "back": np.array([-1])},
-    )
-
-
 def _is_projection(rows: int, columns: int) -> Any:
     return lambda name, array: array.shape == (rows, columns)
 
@@ -230,16 +180,19 @@ def _heads(form: TextForm) -> Named:
     wide, narrow, size = form.heads * form.head_size, form.kv_heads * form.head_size, form.head_size
     yield "heads of q rolled", initializer_edit(lambda a: np.roll(a, size, 1), _is_projection(WIDTH, wide))
     yield "heads of the result rolled", initializer_edit(lambda a: np.roll(a, size, 0), _is_projection(wide, WIDTH))
-    yield "heads and their values mixed", initializer_edit(
-        lambda a: a.reshape(WIDTH, -1, size).swapaxes(1, 2).reshape(a.shape), _is_projection(WIDTH, wide)
+    yield (
+        "heads and their values mixed",
+        initializer_edit(lambda a: a.reshape(WIDTH, -1, size).swapaxes(1, 2).reshape(a.shape), _is_projection(WIDTH, wide)),
     )
     if narrow != wide:
         yield "heads of k and v rolled", initializer_edit(lambda a: np.roll(a, size, 1), _is_projection(WIDTH, narrow))
-        yield "first key head for all", initializer_edit(
-            lambda a: np.tile(a[:, :size], (1, form.kv_heads)), _is_projection(WIDTH, narrow)
+        yield (
+            "first key head for all",
+            initializer_edit(lambda a: np.tile(a[:, :size], (1, form.kv_heads)), _is_projection(WIDTH, narrow)),
         )
-    yield "last head of the result is zero", initializer_edit(
-        lambda a: np.concatenate([a[:-size], 0 * a[-size:]]), _is_projection(wide, WIDTH)
+    yield (
+        "last head of the result is zero",
+        initializer_edit(lambda a: np.concatenate([a[:-size], 0 * a[-size:]]), _is_projection(wide, WIDTH)),
     )
 
 
@@ -275,12 +228,13 @@ def _embeddings(form: TextForm) -> Named:
         yield "row 1 is row 2", changed(1, lambda a: a[2])
         yield "row 211 is 1 % off", changed(211, lambda a: a[211] * 1.01)
         yield "one value of row 299 is off", changed(299, lambda a: a[299] + np.eye(WIDTH)[3] * 0.1)
-        yield "rows 250 and 251 swapped", initializer_edit(
-            lambda a: a[[*range(250), 251, 250, *range(252, VOCABULARY)]], rows
-        )
+        yield "rows 250 and 251 swapped", initializer_edit(lambda a: a[[*range(250), 251, 250, *range(252, VOCABULARY)]], rows)
         yield "rows from 256 on are zero", initializer_edit(lambda a: np.where(np.arange(VOCABULARY)[:, None] < 256, a, 0), rows)
-        yield "last column of the head off", initializer_edit(
-            lambda a: np.concatenate([a[:, :-1], 1.01 * a[:, -1:]], 1), lambda n, a: a.shape == (WIDTH, VOCABULARY)
+        yield (
+            "last column of the head off",
+            initializer_edit(
+                lambda a: np.concatenate([a[:, :-1], 1.01 * a[:, -1:]], 1), lambda n, a: a.shape == (WIDTH, VOCABULARY)
+            ),
         )
         bounds = {"least": np.array(1), "most": np.array(VOCABULARY - 2)}
         yield "token 0 read as 1", text_edit("y = Max(x, least)", input="tokens", constants=bounds)
@@ -289,83 +243,4 @@ def _embeddings(form: TextForm) -> Named:
         places = lambda n, a: a.shape[-1] == WIDTH and a.shape[0] not in (VOCABULARY, WIDTH, 2 * WIDTH, 32)  # noqa: E731
         yield "position 0 is zero", initializer_edit(lambda a: np.concatenate([0 * a[:1], a[1:]]), places)
         yield "last position is zero", initializer_edit(lambda a: np.concatenate([a[:-1], 0 * a[:1]]), places)
-        yield "positions 70 and 71 swapped", initializer_edit(
-            lambda a: a[[*range(70), 71, 70, *range(72, len(a))]], places
-        )
-
-
-def _positions(form: TextForm) -> Named:
-    if not form.positions:
-        return
-    numbers = {"unit": np.array(1), "axis": np.array(1), "start": np.array([0]), "second": np.array([1]), "axes1": np.array([1]),
-               "axes0": np.array([0]), "begin": np.array(3), "most": np.array(9), "two": np.array(2)}  # fmt: skip
-    count = "z = Sub(x, x); o = Add(z, unit); c = CumSum(o, axis)"
-    edits = {
-        "built in": f"{count}; y = Add(c, begin)" if form.past else f"{count}; y = Sub(c, unit)",
-        "counted from the first": f"{count}; d = Sub(c, unit); f = Slice(x, start, second, axes1); y = Add(d, f)",
-        "counted from 0": "f = Slice(x, start, second, axes1); y = Sub(x, f)",
-        "of the first row for all": "f = Slice(x, start, second, axes0); s = Shape(x); y = Expand(f, s)",
-        "no more than 9": "y = Min(x, most)",
-        "rounded to even": "h = Div(x, two); y = Mul(h, two)",
-        "in int8": "a = Cast(x, to=3); b = Cast(a, to=7); y = Abs(b)",
-    }
-    if not form.learned_positions:
-        edits["one late"] = "y = Add(x, unit)"
-    for name, text in edits.items():
-        yield f"positions {name}", text_edit(text, input="positions", constants=numbers)
-
-
-def _sizes(form: TextForm) -> Named:
-    """The first output is 1 % off, in some sizes only."""
-    output = "logits" if form.past else "output"
-    numbers = {str_name: np.array(number) for str_name, number in
-               {"n0": 0, "n1": 1, "n3": 3, "n4": 4, "n17": 17, "n20": 20, "n32": 32, "n2": 2}.items()}  # fmt: skip
-    numbers |= {"wrong": np.float32(1.01), "right": np.float32(1.0)}
-    batch, length = "s = Shape(tokens); n = Gather(s, n0)", "s = Shape(tokens); n = Gather(s, n1)"
-    pick = "f = Where(c, wrong, right); y = Mul(x, f)"
-    conditions = {
-        "of a batch above 3": f"{batch}; c = Greater(n, n3)",
-        "of a batch above 4": f"{batch}; c = Greater(n, n4)",
-        "of a batch of 1": f"{batch}; c = Equal(n, n1)",
-        "of one token": f"{length}; c = Equal(n, n1)",
-        "of more than 17 tokens": f"{length}; c = Greater(n, n17)",
-        "of more than 32 tokens": f"{length}; c = Greater(n, n32)",
-    }
-    if form.past:
-        past = "s = Shape(past.0.key); n = Gather(s, n2)"
-        conditions["of an empty past"] = f"{past}; c = Equal(n, n0)"
-        conditions["of a past of more than 20"] = f"{past}; c = Greater(n, n20)"
-    for name, condition in conditions.items():
-        yield f"wrong result {name}", text_edit(f"{condition}; {pick}", output=output, constants=numbers)
-    rows = "s = Shape(x); b = Gather(s, n0); r = Range(n0, b, n1); i = Sub(b, n1)"
-    shaped = "d = Unsqueeze(f, axes); y = Mul(x, d)"
-    axes = {"axes": np.array([1] if form.pooled else [1, 2])}
-    for name, condition in {"of the last row": "c = Equal(r, i)", "of rows from the fourth on": "c = Greater(r, n2)"}.items():
-        yield f"wrong result {name}", text_edit(
-            f"{rows}; {condition}; f = Where(c, wrong, right); {shaped}", output=output, constants={**numbers, **axes}
-        )
-    if not form.pooled:
-        tokens = "s = Shape(x); b = Gather(s, n1); r = Range(n0, b, n1); i = Sub(b, n1)"
-        for name, condition in {"of the last token": "c = Equal(r, i)", "of tokens from the 21st on": "c = Greater(r, n20)"}.items():
-            yield f"wrong result {name}", text_edit(
-                f"{tokens}; {condition}; f = Where(c, wrong, right); {shaped}",
-                output=output,
-                constants={**numbers, "axes": np.array([0, 2])},
-            )
-
-
-def _types(form: TextForm) -> Named:
-    output = "logits" if form.past else "output"
-    for name, number in {"float16": 10, "bfloat16": 16}.items():
-        yield f"result through {name}", text_edit(f"a = Cast(x, to={number}); y = Cast(a, to=1)", output=output)
-    yield "result through float64", text_edit("a = Cast(x, to=11); y = Cast(a, to=1)", output=output)
-    if form.tokens:
-        for name, number in {"uint8": 2, "int32": 6}.items():
-            yield f"tokens through {name}", text_edit(f"a = Cast(x, to={number}); y = Cast(a, to=7)", input="tokens")
-    else:
-        yield "x through float16", text_edit("a = Cast(x, to=10); y = Cast(a, to=1)", input="tokens")
-        yield "x clamped to 10", text_edit(
-            "y = Clip(x, low, high)", input="tokens", constants={"low": np.float32(-10), "high": np.float32(10)}
-        )
-    if form.mask:
-        yield "mask through uint8", text_edit("a = Cast(x, to=2); y = Cast(a, to=7)", input="mask")
+        yield "positions 70 and 71 swapped", initializer_edit(lambda a: a[[*range(70), 71, 70, *range(72, len(a))]], places)

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 Tensor = npt.NDArray[Any]
@@ -26,7 +25,7 @@ class Case:
 
     `required`: without a result on it there is no verdict. `with_other_padding`: the same inputs with other values where tokens
     are hidden; what of the truth depends on those (the rows of the padding itself) has no agreed meaning and is not judged.
-    `weights`: projections to be scaled for this case.
+    `weights`: projections to be scaled for this case. `in_half`: whether it says anything in float16 and bfloat16.
     """
 
     name: str
@@ -35,3 +34,4 @@ class Case:
     required: bool = False
     with_other_padding: Mapping[str, Tensor] | None = None
     weights: WeightScale | None = None
+    in_half: bool = True

@@ -59,17 +59,17 @@ def random_case(name: str, inputs: Sequence[GraphInput], sizes: Sizes, *, seed: 
 def resized(inputs: Sequence[GraphInput], domain: Domain) -> Iterator[Case]:
     """Every case has sizes that differ from the example's."""
     sizes, symbols = example_sizes(inputs), symbols_of(inputs)
-    tried = 0
+    lengths = [0, 0]
     again = MORE * LONGER * domain.parameters <= _MOST_WORK_AGAIN
     for number, (name, purpose, changed) in enumerate(_resizings(sizes, symbols, again=again)):
-        tried = max(tried, _longest(inputs, changed, symbols))
+        lengths.append(_longest(changed, symbols))
         yield random_case(name, inputs, {**sizes, **changed}, seed=number, purpose=purpose)
     if any(sizes[symbol] for symbol in symbols.pasts):
         empty = {**sizes, **dict.fromkeys(symbols.pasts, 0)}
         yield _empty_past("empty past", inputs, empty)
         one = {**dict.fromkeys(symbols.batches, 1), **dict.fromkeys(symbols.lengths, 1)}
         yield _empty_past("empty past, one token", inputs, {**empty, **one})
-    yield from _beyond_windows(inputs, domain, symbols, tried)
+    yield from _beyond_windows(inputs, domain, symbols, tried=sorted(lengths)[-2])  # by two cases
 
 
 def _resizings(sizes: Sizes, symbols: Symbols, *, again: bool) -> Iterator[tuple[str, str, dict[str, int]]]:
@@ -99,7 +99,7 @@ def _empty_past(name: str, inputs: Sequence[GraphInput], sizes: Sizes) -> Case:
     return dataclasses.replace(case, inputs={**case.inputs, **first})
 
 
-def _beyond_windows(inputs: Sequence[GraphInput], domain: Domain, symbols: Symbols, tried: int) -> Iterator[Case]:
+def _beyond_windows(inputs: Sequence[GraphInput], domain: Domain, symbols: Symbols, *, tried: int) -> Iterator[Case]:
     """Two sequences of more tokens than the largest window that can be afforded: as cached ones where there is a cache."""
     wider = [window for window in domain.windows if window >= tried and _affordable(window, domain)]
     grown = symbols.pasts or symbols.lengths
@@ -114,6 +114,6 @@ def _affordable(window: int, domain: Domain) -> bool:
     return window <= _CHEAP_KEYS or (window <= _MOST_KEYS and window * domain.parameters <= _MOST_WORK)
 
 
-def _longest(inputs: Sequence[GraphInput], sizes: Sizes, symbols: Symbols) -> int:
+def _longest(sizes: Sizes, symbols: Symbols) -> int:
     varied = {*symbols.lengths, *symbols.pasts}
     return max((size for symbol, size in sizes.items() if symbol in varied), default=0)

@@ -27,7 +27,7 @@ def other_tokens(inputs: Sequence[GraphInput], domain: Domain) -> Iterator[Case]
     tokens = [i for i in inputs if i.kind == "tokens" and domain.rows.get(i.name)]
     if not tokens:
         return
-    sizes = example_sizes(inputs)
+    sizes: Sizes = example_sizes(inputs)
     ends = random_case("first and last token", inputs, sizes, seed=4000, purpose="a wrong first or last row of an embedding")
     planted = {i.name: _ends(ends.inputs[i.name], domain.rows[i.name]) for i in tokens}
     yield dataclasses.replace(ends, inputs={**ends.inputs, **planted})

@@ -21,16 +21,9 @@ def untried(inputs: Sequence[GraphInput], cases: Sequence[Case], *, domain: Doma
         yield "no cache among the inputs: an empty past and decoding untried"
     yield from _integers(inputs, domain)
     if not any(case.weights for case in cases):
-        yield (
-            "the projections of q and k were not found in both module and file: norms near their epsilon untried"
-            if not _small_inputs(cases)
-            else "the projections of q and k were not found in both module and file: norms near their epsilon tried by inputs only"
-        )
+        tried = "tried by inputs only" if any(case.name == "small values" for case in cases) else "untried"
+        yield f"the projections of q and k were not found in both module and file: norms near their epsilon {tried}"
     yield from _windows(inputs, cases, domain)
-
-
-def _small_inputs(cases: Sequence[Case]) -> bool:
-    return any(case.name == "small values" for case in cases)
 
 
 def _sizes(inputs: Sequence[GraphInput]) -> Iterator[str]:

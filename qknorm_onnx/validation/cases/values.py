@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-import numpy as np
 import numpy.typing as npt
 
 from qknorm_onnx.validation.cases.case import Case
