@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from qknorm_onnx.validation.watched_calls import OperatorMode
 
 _ATEN: Final = torch.ops.aten
 _PRODUCTS: Final = frozenset({_ATEN.mm, _ATEN.bmm, _ATEN.addmm, _ATEN.baddbmm, _ATEN.linear, _ATEN.matmul})
@@ -29,7 +30,7 @@ class Observation:
     result_sizes: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
-class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Observer(OperatorMode):
     """While active, notes what becomes of `inputs` (by place) and of the module's parameters. Nothing is changed."""
 
     def __init__(self, module: torch.nn.Module, inputs: Mapping[int, torch.Tensor]) -> None:
@@ -48,12 +49,9 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             rows=dict(self._rows), written=frozenset(self._written), tables=tuple(self._tables), result_sizes=dict(self._sizes)
         )
 
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def operator(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run one operator and look at what it was given."""
-        del types
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         packet = getattr(func, "overloadpacket", None)
         if packet is _ATEN.embedding:
             self._pick(args[0], args[1], axis=0)

@@ -131,7 +131,7 @@ class TorchSide:
         args, kwargs = self._call.arguments(tensors)
         observer = Observer(self._in_dtype, tensors)
         try:
-            with torch.no_grad(), observer:
+            with torch.no_grad(), _without_compiling(), observer:
                 self._in_dtype(*args, **kwargs)
         except Exception:
             return Observation()  # the cases that need it are not made, and the report says so
@@ -213,7 +213,7 @@ class TorchSide:
             place = self._places[name]
             tensors[place] = tensor.to(dtype if tensor.is_floating_point() else self._call.leaves[place].dtype)
         args, kwargs = self._call.arguments(tensors)
-        with torch.no_grad():
+        with torch.no_grad(), _without_compiling():
             out = module(*args, **kwargs)
         outputs = [(_path(path), leaf) for path, leaf in pytree.tree_leaves_with_path(out) if torch.is_tensor(leaf)]
         self.output_names = tuple(name for name, _ in outputs)
@@ -222,6 +222,13 @@ class TorchSide:
     @staticmethod
     def _leaf(leaf: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return leaf.to(dtype) if leaf.is_floating_point() else leaf
+
+
+def _without_compiling() -> contextlib.AbstractContextManager[object]:
+    """Whatever the module compiles, `torch.cond` included, runs as it is written: compiled code passes the modes by."""
+    import torch
+
+    return torch.compiler.set_stance("force_eager")
 
 
 def _path(path: Sequence[Any]) -> str:
