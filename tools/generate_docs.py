@@ -31,7 +31,7 @@ from qknorm_onnx.spec.signature import (
     TensorSignature,
 )
 from qknorm_onnx.spec.variants import VARIANTS, Variant
-from tools import coverage_table, validation_table
+from tools import coverage_table
 from tools.lowered_variants import OPSET, ort_on_cuda, outcomes
 from tools.zoo_facts import KNOWN_FAILURES
 
@@ -162,7 +162,6 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     f"outputs of {ROTARY_OP}": lambda: tensors(ROTARY_OUTPUTS),
     f"attributes of {ROTARY_OP}": lambda: attributes(QKNormRotarySpec),
     **{name: functools.partial(_measured, make) for name, make in coverage_table.TABLES.items()},
-    **validation_table.TABLES,
 }
 
 BLOCK: Final = re.compile(r"<!-- generated: (?P<name>[^>]+) -->\n.*?<!-- end of (?P=name) -->", flags=re.DOTALL)

@@ -372,7 +372,7 @@ def test_logits_get_top_one():
     model = ir.from_proto(onnx.shape_inference.infer_shapes(model))
     report = validate(model, module, (torch.tensor([[1, 2, 10], [0, 3, 4]]),), dtypes=("float32", "float16"))
     assert report.passed
-    for row in report.rows:
+    for row in (row for row in report.rows if row.case != "tables"):
         assert row.top_one is not None
         assert row.top_one.flips == 0
         assert row.cosine > 0.999

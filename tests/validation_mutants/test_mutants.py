@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
-import numpy as np
 import pytest
 
 import qknorm_onnx as qk
 from tests.validation_mutants.honest_models import FORMS, honest, with_other_weights
-from tests.validation_mutants.measure import COUNTS, DTYPES, SEEDS
+from tests.validation_mutants.measure import DTYPES, SEEDS
 from tests.validation_mutants.mutants import mutants
-from tests.validation_mutants.verdicts import chosen, verdicts_of
+from tests.validation_mutants.verdicts import verdicts_of
 
 # What passed before there were cases for it, by model, each with a case that must see it.
 ONCE_SURVIVED = {
@@ -79,20 +76,6 @@ def test_an_honest_model_passes_with_any_weights(name: str, seed: int) -> None:
     source = with_other_weights(honest(name), seed)
     report = qk.validate(source.model, source.module, kwargs=source.example.kwargs, dtypes=DTYPES)
     assert report.passed, report.summary()
-
-
-def test_the_counts_are_those_of_the_mutants_that_there_are() -> None:
-    counts = json.loads(COUNTS.read_text(encoding="utf-8"))
-    assert list(counts) == list(FORMS)
-    entries = [entry for model in counts.values() for entry in model["mutants"]]
-    seen = [entry for entry in entries if float(entry["difference"]) > 1e-9]
-    for name, model in counts.items():
-        assert {entry["name"] for entry in model["mutants"]} <= {mutant.name for mutant in chosen(name)}
-        assert (model["honest"]["passed"], model["honest"]["failures"]) == (model["honest"]["judged"], [])
-        assert model["honest"]["judged"] == SEEDS * len(DTYPES)
-    assert len(seen) >= 200
-    assert [entry for entry in seen if not entry["cases"]] == []
-    assert np.mean([entry["cases"] > 1 for entry in seen]) >= 0.95
 
 
 def test_names_of_mutants_are_their_own() -> None:

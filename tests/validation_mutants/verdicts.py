@@ -57,7 +57,7 @@ def edited(source: Honest, mutant: Mutant) -> ir.Model | None:
     return model
 
 
-MODELS_OF_EACH = 3  # a change of one name is made on so many honest models
+MODELS_OF_EACH = 2  # a change of one name is made on so many honest models
 
 
 def chosen(name: str) -> list[Mutant]:
