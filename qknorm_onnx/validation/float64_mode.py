@@ -17,7 +17,7 @@ _RAISED = {
 }
 
 
-class InFloat64(OperatorMode):
+class InFloat64(OperatorMode):  # type: ignore[no-untyped-call]
     """While active, every operator that asks for or would give a narrower float computes in float64 instead.
 
     `x.float()`, `softmax(dtype=torch.float32)` and new tensors in float32 thus lose nothing. A float32 tensor that the
