@@ -50,8 +50,9 @@ def main(arguments: list[str]) -> None:
     names = [argument for argument in arguments if argument in FORMS] or list(FORMS)
     wanted = [argument for argument in arguments if argument in parts] or list(parts)
     for name, part in ((name, part) for name in names for part in wanted):
+        found = parts[part](name)
         counts = json.loads(COUNTS.read_text(encoding="utf-8")) if COUNTS.exists() else {}
-        counts[name] = {**counts.get(name, {}), part: parts[part](name)}
+        counts[name] = {**counts.get(name, {}), part: found}
         ordered = {known: counts[known] for known in FORMS if known in counts}
         COUNTS.write_text(json.dumps(ordered, indent=1).replace("Infinity", '"inf"') + "\n", encoding="utf-8")
 
