@@ -21,7 +21,7 @@ from qknorm_onnx.validation.report import ParityRow
 if TYPE_CHECKING:
     import torch
 
-    from qknorm_onnx.validation.observation import Observation
+    from qknorm_onnx.validation.modes.observation import Observation
 
 Tensor = npt.NDArray[Any]
 

@@ -19,7 +19,7 @@ from qknorm_onnx.validation.error_budget import OTHER_ORDERS
 if TYPE_CHECKING:
     import torch
 
-    from qknorm_onnx.validation.observation import Observation
+    from qknorm_onnx.validation.modes.observation import Observation
 
 Tensor = npt.NDArray[Any]
 
@@ -109,7 +109,7 @@ class TorchSide:
         import torch
 
         if self.truth_type == "float64":
-            from qknorm_onnx.validation.float64_mode import InFloat64
+            from qknorm_onnx.validation.modes.float64_mode import InFloat64
 
             try:
                 with InFloat64():  # type: ignore[no-untyped-call]
@@ -124,7 +124,7 @@ class TorchSide:
         """What the module does with the example's inputs and with its parameters; nothing where it cannot be watched."""
         import torch
 
-        from qknorm_onnx.validation.observation import Observation, Observer
+        from qknorm_onnx.validation.modes.observation import Observation, Observer
 
         leaves = self._call.leaves
         tensors = {place: self._leaf(leaf, self._dtype).clone() for place, leaf in enumerate(leaves) if torch.is_tensor(leaf)}
@@ -191,7 +191,7 @@ class TorchSide:
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        from qknorm_onnx.validation.reordered_sums import ReorderedSums
+        from qknorm_onnx.validation.modes.reordered_sums import ReorderedSums
 
         for seed in range(OTHER_ORDERS):
             try:

@@ -19,7 +19,7 @@ from qknorm_onnx.validation.cases.inputs import GraphInput
 from qknorm_onnx.validation.error_budget import budget
 from qknorm_onnx.validation.judgement import own_errors
 from qknorm_onnx.validation.metrics import relative_error
-from qknorm_onnx.validation.reordered_sums import ReorderedSums
+from qknorm_onnx.validation.modes.reordered_sums import ReorderedSums
 from qknorm_onnx.validation.torch_side import TorchSide, call_of
 from qknorm_onnx.validation.validate import validate
 from tests.numerics.rotary_attention import changed

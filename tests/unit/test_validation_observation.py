@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qknorm_onnx.validation.cases.inputs import match_inputs
-from qknorm_onnx.validation.observation import Observation, Observer
+from qknorm_onnx.validation.modes.observation import Observation, Observer
 from qknorm_onnx.validation.shared_weights import (
     FileWeights,
     SharedWeights,

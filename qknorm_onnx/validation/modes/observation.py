@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from qknorm_onnx.validation.watched_calls import OperatorMode
+from qknorm_onnx.validation.modes.operator_mode import OperatorMode
 
 _ATEN: Final = torch.ops.aten
 _PRODUCTS: Final = frozenset({_ATEN.mm, _ATEN.bmm, _ATEN.addmm, _ATEN.baddbmm, _ATEN.linear, _ATEN.matmul})

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from qknorm_onnx.validation.watched_calls import OperatorMode
+from qknorm_onnx.validation.modes.operator_mode import OperatorMode
 
 _ATEN: Final = torch.ops.aten
 # Place of the first factor among the arguments; the second one is behind it.

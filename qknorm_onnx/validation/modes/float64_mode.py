@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from qknorm_onnx.validation.watched_calls import OperatorMode
+from qknorm_onnx.validation.modes.operator_mode import OperatorMode
 
 _RAISED = {
     torch.float16: torch.float64,
