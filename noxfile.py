@@ -62,7 +62,7 @@ def contract(session: nox.Session) -> None:
 @nox.session
 def numerics(session: nox.Session) -> None:
     """Error budgets in every type, and the mutation check."""
-    run_tests(session, "tests/numerics")
+    run_tests(session, "tests/numerics", "tests/validation_mutants")
 
 
 @nox.session

@@ -36,7 +36,7 @@ from tools.lowered_variants import OPSET, ort_on_cuda, outcomes
 from tools.zoo_facts import KNOWN_FAILURES
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
-DOCUMENTS: Final = (ROOT / "README.md", ROOT / "docs" / "support.md", ROOT / "docs" / "coverage.md")
+DOCUMENTS: Final = tuple(ROOT / name for name in ("README.md", "docs/support.md", "docs/coverage.md", "docs/validation.md"))
 
 NORM_NAMES: Final = {"none": "none", "rms": "RMSNorm", "layer": "LayerNorm", "l2": "L2"}
 ORDER_NAMES: Final = {"none": "no rotary", "after_norm": "before rotary", "before_norm": "after rotary"}

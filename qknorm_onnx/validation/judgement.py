@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ from qknorm_onnx.validation.metrics import Mask, cosine, finite, relative_error,
 from qknorm_onnx.validation.report import ParityRow
 
 Tensor = npt.NDArray[Any]
+
+_SAME: Final = 1e-9  # of the largest value: in float64, sums in another order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,23 @@ def _own_error(y: Tensor, truth: Tensor) -> float:
     if np.issubdtype(truth.dtype, np.floating):
         return relative_error(y, truth, finite(truth))
     return float(np.mean(y != truth)) if truth.size else float("nan")
+
+
+def without_what_changes(truth: Tensor, other: Tensor) -> Tensor:
+    """`truth`, NaN where `other` differs; integers and bools are all kept or all left out."""
+    if truth.shape != other.shape:
+        return truth
+    if not np.issubdtype(truth.dtype, np.floating):
+        return truth if np.array_equal(truth, other) else np.full(truth.shape, np.nan)
+    with np.errstate(invalid="ignore"):
+        largest = np.abs(truth[finite(truth)]).max(initial=0.0)
+        same = np.abs(truth - other) <= _SAME * largest
+    return np.where(same, truth, np.nan)
+
+
+def is_left_out(truth: Tensor) -> bool:
+    """Whether nothing of an output that has values is to be judged: all of it hangs on hidden tokens."""
+    return truth.size > 0 and not finite(truth).any()
 
 
 def judge(row: ParityRow, measured: Measured, *, is_logits: bool, others: Sequence[OwnErrors] = ()) -> ParityRow:

@@ -30,7 +30,7 @@ class ParityRow:
 
     `how` is "native", "emulated" (bfloat16 values at operator borders, float32 arithmetic) or "converted" (the float32
     file was converted); `torch_error` is None where PyTorch does not run in the type. Where the truth is `all_zero`, a wrong
-    model passes as well as the right one: such a row is no evidence.
+    model passes as well as the right one: such a row is no evidence. `purpose` is the fault that the case is to show.
     """
 
     dtype: Dtype
@@ -47,6 +47,7 @@ class ParityRow:
     required: bool = False
     all_zero: bool = False
     reason: str = ""
+    purpose: str = ""
     fault: Fault | None = None
 
     @property
@@ -166,7 +167,8 @@ def _cells(row: ParityRow) -> list[str]:
 
 
 def _why(row: ParityRow) -> str:
-    parts = [row.reason, row.fault.text if row.fault is not None else ""]
+    tried = f"tried for {row.purpose}" if row.verdict == "failed" and row.purpose else ""
+    parts = [row.reason, row.fault.text if row.fault is not None else "", tried]
     text = "; ".join(part for part in parts if part)
     return f": {text}".replace("[", "\\[") if text else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +13,13 @@ import numpy.typing as npt
 
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.spec.signature import Dtype
+from qknorm_onnx.validation.cases.inputs import GraphInput
 from qknorm_onnx.validation.error_budget import OTHER_ORDERS
-from qknorm_onnx.validation.inputs import GraphInput
 
 if TYPE_CHECKING:
     import torch
+
+    from qknorm_onnx.validation.modes.observation import Observation
 
 Tensor = npt.NDArray[Any]
 
@@ -92,6 +95,7 @@ class TorchSide:
         self._in_float64 = copy.deepcopy(self._in_dtype).to(torch.float64)
         _use_experts_of_any_type(self._in_float64)
         self._in_float32 = self._in_dtype if dtype == "float32" else copy.deepcopy(self._in_dtype).to(torch.float32)
+        self.output_names: tuple[str, ...] = ()
         self.truth_type: Dtype = "float64"
         self.note = ""
         self.autocast_note = ""
@@ -105,7 +109,7 @@ class TorchSide:
         import torch
 
         if self.truth_type == "float64":
-            from qknorm_onnx.validation.float64_mode import InFloat64
+            from qknorm_onnx.validation.modes.float64_mode import InFloat64
 
             try:
                 with InFloat64():  # type: ignore[no-untyped-call]
@@ -115,6 +119,43 @@ class TorchSide:
                 self.truth_type, self.note = "float32", f"the module does not run in float64 ({one_line(error)})"
                 return result
         return self._run(self._in_float32, inputs, torch.float32)
+
+    def observed(self) -> Observation:
+        """What the module does with the example's inputs and with its parameters; nothing where it cannot be watched."""
+        import torch
+
+        from qknorm_onnx.validation.modes.observation import Observation, Observer
+
+        leaves = self._call.leaves
+        tensors = {place: self._leaf(leaf, self._dtype).clone() for place, leaf in enumerate(leaves) if torch.is_tensor(leaf)}
+        args, kwargs = self._call.arguments(tensors)
+        observer = Observer(self._in_dtype, tensors)
+        try:
+            with torch.no_grad(), _without_compiling(), observer:
+                self._in_dtype(*args, **kwargs)
+        except Exception:
+            return Observation()  # the cases that need it are not made, and the report says so
+        return observer.observation()
+
+    @contextlib.contextmanager
+    def scaled(self, factors: Mapping[str, float]) -> Iterator[None]:
+        """While it lasts, parameters are multiplied by their factors, rounded to the type as those of the file are."""
+        import torch
+
+        wider = [module for module in (self._in_float32, self._in_float64) if module is not self._in_dtype]
+        kept = {name: self._in_dtype.get_parameter(name).detach().clone() for name in factors}
+        with torch.no_grad():
+            try:
+                for name, factor in factors.items():
+                    self._set(name, kept[name] * factor, wider)
+                yield
+            finally:
+                for name, value in kept.items():
+                    self._set(name, value, wider)
+
+    def _set(self, name: str, value: torch.Tensor, wider: Sequence[torch.nn.Module]) -> None:
+        for module in (self._in_dtype, *wider):
+            module.get_parameter(name).copy_(value)
 
     def in_float32(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         """Outputs of eager PyTorch in float32, on the weights that were rounded to the type."""
@@ -150,7 +191,7 @@ class TorchSide:
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        from qknorm_onnx.validation.reordered_sums import ReorderedSums
+        from qknorm_onnx.validation.modes.reordered_sums import ReorderedSums
 
         for seed in range(OTHER_ORDERS):
             try:
@@ -172,13 +213,30 @@ class TorchSide:
             place = self._places[name]
             tensors[place] = tensor.to(dtype if tensor.is_floating_point() else self._call.leaves[place].dtype)
         args, kwargs = self._call.arguments(tensors)
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # as it is written, which is what is exported
+        with torch.no_grad(), _without_compiling():
             out = module(*args, **kwargs)
-        return [to_numpy(leaf) for leaf in pytree.tree_leaves(out) if torch.is_tensor(leaf)]
+        outputs = [(_path(path), leaf) for path, leaf in pytree.tree_leaves_with_path(out) if torch.is_tensor(leaf)]
+        self.output_names = tuple(name for name, _ in outputs)
+        return [to_numpy(leaf) for _, leaf in outputs]
 
     @staticmethod
     def _leaf(leaf: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return leaf.to(dtype) if leaf.is_floating_point() else leaf
+
+
+def _without_compiling() -> contextlib.AbstractContextManager[object]:
+    """Whatever the module compiles, `torch.cond` included, runs as it is written: compiled code passes the modes by."""
+    import torch
+
+    return torch.compiler.set_stance("force_eager")
+
+
+def _path(path: Sequence[Any]) -> str:
+    """`logits`, `present.0.key`, as an export names its outputs; `output_1` in a plain tuple."""
+    parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
+    if path and hasattr(path[0], "idx"):
+        parts[0] = f"output_{parts[0]}"
+    return ".".join(parts) or "output"
 
 
 def to_numpy(tensor: torch.Tensor) -> Tensor:

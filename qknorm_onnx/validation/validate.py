@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
-import numpy.typing as npt
-import onnx_ir as ir
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.model_file import ModelSource
-from qknorm_onnx.runtime.runner import CannotRunError, loaded_model
+from qknorm_onnx.runtime.runner import loaded_model
 from qknorm_onnx.runtime.session import HasModel
 from qknorm_onnx.spec.signature import Dtype
-from qknorm_onnx.validation.candidate import NUMPY_TYPES, Candidate, candidate_in, rounded_inputs
-from qknorm_onnx.validation.cases import Case, make_cases
-from qknorm_onnx.validation.error_budget import OwnErrors
-from qknorm_onnx.validation.inputs import match_inputs
-from qknorm_onnx.validation.judgement import Measured, judge, own_errors
-from qknorm_onnx.validation.locate import locate_fault
+from qknorm_onnx.validation.candidate import NUMPY_TYPES
+from qknorm_onnx.validation.cases.case import Case
+from qknorm_onnx.validation.cases.domain import windows_of
+from qknorm_onnx.validation.cases.inputs import match_inputs
+from qknorm_onnx.validation.cases.made import make_cases
+from qknorm_onnx.validation.cases.untried import untried
 from qknorm_onnx.validation.report import ParityReport, ParityRow
-from qknorm_onnx.validation.untried import untried
+from qknorm_onnx.validation.shared_weights import SharedWeights
+from qknorm_onnx.validation.type_run import TypeRun
 
 if TYPE_CHECKING:
     import torch
@@ -31,10 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ParityReport", "validate"]
 
-Tensor = npt.NDArray[Any]
 Progress = Callable[[str], None]
-
-_MOST_FAULTS_LOCATED: Final = 3  # per type: finding one runs the model twice more
 
 
 def validate(
@@ -77,111 +70,19 @@ def validate(
     model = loaded_model(program_or_path)
     call = torch_side.call_of(module, args, kwargs)
     inputs = match_inputs(model, call.examples())
-    chosen = tuple(cases) if cases is not None else tuple(make_cases(inputs, seeds=seeds))
+    sides: dict[Dtype, TorchSide] = {dtypes[0]: torch_side.TorchSide(call, inputs, dtypes[0])}
+    shared = SharedWeights.of(model, module, sides[dtypes[0]].observed())
+    domain = shared.domain(inputs, call.tensor_places, windows=windows_of(module, model))
+    chosen = tuple(cases) if cases is not None else tuple(make_cases(inputs, domain=domain, seeds=seeds))
     if not chosen:
         raise InputError("cases is empty: there is nothing to judge")
     rows: list[ParityRow] = []
-    notes: dict[str, None] = dict.fromkeys(untried(inputs, chosen, module=module, model=model))
+    notes: dict[str, None] = dict.fromkeys((*untried(inputs, chosen, domain=domain), *shared.untried()))
     for dtype in dtypes:
-        run = _TypeRun(
-            dtype=dtype, side=torch_side.TorchSide(call, inputs, dtype), vocabularies=_vocabularies(module), notes=notes
-        )
+        side = sides.pop(dtype, None) or torch_side.TorchSide(call, inputs, dtype)
+        run = TypeRun(dtype=dtype, side=side, shared=shared, vocabularies=_vocabularies(module), notes=notes)
         rows += run.rows(model, chosen, progress or _silent)
     return ParityReport(dtypes=tuple(dtypes), rows=tuple(rows), notes=tuple(notes))
-
-
-@dataclasses.dataclass
-class _TypeRun:
-    """All cases in one type."""
-
-    dtype: Dtype
-    side: TorchSide
-    vocabularies: frozenset[int]
-    notes: dict[str, None]
-    located: int = 0
-
-    def rows(self, model: ir.Model, cases: Sequence[Case], say: Progress) -> Iterator[ParityRow]:
-        try:
-            candidate = candidate_in(model, self.dtype)
-        except InputError as error:
-            yield ParityRow(dtype=self.dtype, how="", case="all", output="all", verdict="not run", reason=str(error))
-            return
-        self._explain(candidate)
-        for case in cases:
-            say(f"{self.dtype}: {case.name}")
-            yield from self._case_rows(candidate, case)
-        for note in (self.side.note, self.side.autocast_note, self.side.order_note):
-            if note:
-                self.notes[f"{self.dtype}: {note}"] = None
-
-    def _explain(self, candidate: Candidate) -> None:
-        if "emulated" in candidate.how:
-            self.notes["bfloat16 is emulated: bfloat16 values at the borders of operators, float32 arithmetic"] = None
-        if "converted" in candidate.how:
-            self.notes["converted: the float32 file in a half type; statistics of norms and positions stay float32"] = None
-
-    def _case_rows(self, candidate: Candidate, case: Case) -> Iterator[ParityRow]:
-        inputs = rounded_inputs(case.inputs, self.dtype)
-        blank = ParityRow(
-            dtype=self.dtype, how=candidate.how, case=case.name, output="all", verdict="not run", required=case.required
-        )
-        try:
-            truth = self.side.truth(inputs)
-        except Exception as error:
-            if case.required:
-                raise InputError(f"the module does not run on the example: {' '.join(str(error).split())[:300]}") from error
-            self.notes[f"case {case.name!r} left out: the module itself refuses these sizes"] = None
-            return
-        if self.side.truth_type == self.dtype:
-            yield dataclasses.replace(blank, reason=f"there is no truth to judge by: {self.side.note}")
-            return
-        try:
-            given = candidate.run(inputs)
-        except CannotRunError as error:
-            yield dataclasses.replace(blank, verdict="failed", reason=f"PyTorch runs on this case, the model does not: {error}")
-            return
-        yield from self._output_rows(candidate, blank, inputs, truth, given)
-
-    def _output_rows(
-        self, candidate: Candidate, blank: ParityRow, inputs: Mapping[str, Tensor], truth: list[Tensor], given: list[Tensor]
-    ) -> Iterator[ParityRow]:
-        if len(truth) != len(given):
-            reason = f"the model has {len(given)} outputs, the module returns {len(truth)} tensors"
-            yield dataclasses.replace(blank, verdict="failed", reason=reason)
-            return
-        in_float32 = self.side.in_float32(inputs)
-        in_dtype = in_float32 if self.dtype == "float32" else self.side.in_dtype(inputs)
-        others: list[list[OwnErrors]] | None = None  # of each output; asked for where one run of PyTorch is too little
-        for index, name in enumerate(candidate.runner.output_names):
-            own = None if in_dtype is None else in_dtype[index]
-            measured = Measured(truth=truth[index], in_float32=in_float32[index], in_dtype=own, given=given[index])
-            named, is_logits = dataclasses.replace(blank, output=name), self._is_logits(inputs, truth[index])
-            row = judge(named, measured, is_logits=is_logits)
-            if row.exceeds:
-                others = self._errors_in_other_orders(inputs, truth) if others is None else others
-                row = judge(named, measured, is_logits=is_logits, others=others[index])
-            yield self._located(candidate, row, inputs, truth) if row.verdict != "passed" else row
-
-    def _errors_in_other_orders(self, inputs: Mapping[str, Tensor], truth: list[Tensor]) -> list[list[OwnErrors]]:
-        """For each output PyTorch's own errors with its sums in other orders."""
-        errors: list[list[OwnErrors]] = [[] for _ in truth]
-        for in_float32, in_dtype in self.side.in_other_orders(inputs):
-            for index, exact in enumerate(truth):
-                errors[index].append(own_errors(exact, in_float32[index], None if in_dtype is None else in_dtype[index]))
-        return errors
-
-    def _located(self, candidate: Candidate, row: ParityRow, inputs: Mapping[str, Tensor], truth: list[Tensor]) -> ParityRow:
-        if self.located >= _MOST_FAULTS_LOCATED:
-            return row
-        self.located += 1
-        not_finite = row.torch_error is not None and not np.isfinite(row.torch_error)
-        fault = locate_fault(candidate, inputs, truth, allowed=row.budget, torch_not_finite=not_finite)
-        return dataclasses.replace(row, fault=fault)
-
-    def _is_logits(self, inputs: Mapping[str, Tensor], truth: Tensor) -> bool:
-        """Scores over a vocabulary: the model reads tokens, and the last axis is as long as one of its embeddings."""
-        reads_tokens = any(np.issubdtype(array.dtype, np.integer) for array in inputs.values())
-        return reads_tokens and truth.ndim == 3 and truth.shape[-1] in self.vocabularies
 
 
 def _silent(text: str) -> None:

@@ -14,12 +14,12 @@ import torch.nn.functional as F  # noqa: N812
 from qknorm_onnx.graph.canonical.qk_norm_node import AttentionInputs, make_attention_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec
-from qknorm_onnx.validation.cases import Case
+from qknorm_onnx.validation.cases.case import Case
+from qknorm_onnx.validation.cases.inputs import GraphInput
 from qknorm_onnx.validation.error_budget import budget
-from qknorm_onnx.validation.inputs import GraphInput
 from qknorm_onnx.validation.judgement import own_errors
 from qknorm_onnx.validation.metrics import relative_error
-from qknorm_onnx.validation.reordered_sums import ReorderedSums
+from qknorm_onnx.validation.modes.reordered_sums import ReorderedSums
 from qknorm_onnx.validation.torch_side import TorchSide, call_of
 from qknorm_onnx.validation.validate import validate
 from tests.numerics.rotary_attention import changed

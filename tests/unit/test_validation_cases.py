@@ -10,9 +10,10 @@ import pytest
 
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.validation.candidate import rounded_inputs
-from qknorm_onnx.validation.cases import make_cases
-from qknorm_onnx.validation.inputs import match_inputs
-from qknorm_onnx.validation.untried import untried
+from qknorm_onnx.validation.cases.domain import Domain, windows_of
+from qknorm_onnx.validation.cases.inputs import match_inputs
+from qknorm_onnx.validation.cases.made import make_cases
+from qknorm_onnx.validation.cases.untried import untried
 
 IDS = np.array([[5, 9, 101, 7], [8, 8, 100, 6]])
 FLAGS = np.array([[0, 1, 1, 1], [1, 1, 1, 1]])
@@ -24,8 +25,8 @@ def graph(**shapes) -> ir.Model:
     return ir.Model(ir.Graph(inputs, [], nodes=[], opset_imports={"": 20}), ir_version=10)
 
 
-def cases_of(model, **examples):
-    return {case.name: case.inputs for case in make_cases(match_inputs(model, list(examples.items())), seeds=2)}
+def cases_of(model, domain=None, **examples):
+    return {case.name: case.inputs for case in make_cases(match_inputs(model, list(examples.items())), domain=domain, seeds=2)}
 
 
 def test_inputs_go_by_name_and_the_rest_in_order():
@@ -101,23 +102,127 @@ def test_inputs_are_rounded_to_the_type_and_clipped_to_its_range():
     assert rounded_inputs({"x": np.array([1 + 2.0**-9])}, "bfloat16")["x"].tolist() == [1.0]
 
 
+PADDING = ("left padding", "right padding", "inner padding", "a row of padding")
+
+
+def padding_cases(model, **examples):
+    made = make_cases(match_inputs(model, list(examples.items())))
+    return {case.name: case for case in made if case.name in PADDING}
+
+
 @pytest.mark.parametrize("dtype", [np.bool_, np.int64])
-@pytest.mark.parametrize("shape", [(2, 4), (2, 1, 4, 4)])
-def test_a_mask_that_hides_nothing_is_tried_with_padding(dtype, shape):
-    model = graph(ids=["b", "s"], mask=["b", *([1, "s"] if len(shape) == 4 else []), "s"])
-    cases = cases_of(model, ids=IDS, mask=np.ones(shape, dtype))
-    padded = cases["padding"]["mask"]
-    assert padded.dtype == dtype
-    assert (padded[0, ..., -1] == 0).all()
-    assert padded[0, ..., :-1].all()
-    assert padded[1:].all()
-    assert all(inputs["mask"].all() for name, inputs in cases.items() if name != "padding")
+def test_a_mask_that_hides_nothing_is_tried_with_padding_of_every_kind(dtype):
+    model = graph(ids=["b", "s"], mask=["b", "s"])
+    cases = padding_cases(model, ids=IDS, mask=np.ones((2, 4), dtype))
+    assert tuple(cases) == PADDING
+    masks = {name: case.inputs["mask"] for name, case in cases.items()}
+    assert all(mask.dtype == dtype and mask.shape == cases[name].inputs["ids"].shape for name, mask in masks.items())
+    assert not masks["left padding"][0, :3].any() and masks["left padding"][0, 3:].all()
+    assert not masks["left padding"][1, 0] and masks["left padding"][1, 1:].all(), "other rows, other padding"
+    assert masks["right padding"][:, :3].all() and not masks["right padding"][:, -1].any()
+    inner = masks["inner padding"]
+    assert inner[:, 0].all() and inner[:, -1].all() and not inner.all(1).any()
+    assert not masks["a row of padding"][1].any() and masks["a row of padding"][0].all()
 
 
-@pytest.mark.parametrize("mask", [FLAGS, np.ones((2, 1), np.int64), np.ones(4, np.bool_)])
-def test_no_padding_where_the_example_has_it_or_there_is_no_room(mask):
+def test_rows_of_padding_are_told_by_what_other_padding_changes():
+    model = graph(ids=["b", "s"], mask=["b", "s"])
+    cases = padding_cases(model, ids=IDS, mask=np.ones((2, 4), np.int64))
+    assert cases["inner padding"].with_other_padding is None, "every query sees a key: every row is judged"
+    left = cases["left padding"]
+    changed = left.inputs["ids"] != left.with_other_padding["ids"]
+    assert np.array_equal(changed, left.inputs["mask"] == 0)
+
+
+def test_padding_reaches_into_the_cache_and_positions_are_counted_from_the_first_token():
+    model = graph(ids=["b", "s"], mask=["b", ir.SymbolicDim("p + s")], position=["b", "s"], past_key=["b", "p", 8])
+    examples = {"ids": IDS, "mask": np.ones((2, 7), np.int64), "position": np.arange(3, 7)[None].repeat(2, 0)}
+    left = padding_cases(model, **examples, past_key=np.random.default_rng(1).normal(size=(2, 3, 8)))["left padding"]
+    hidden = left.inputs["mask"] == 0
+    assert hidden.sum(1).tolist() == [5, 1]
+    other = left.with_other_padding
+    assert np.array_equal((left.inputs["past_key"] != other["past_key"]).any(-1), hidden[:, :3])
+    assert np.array_equal(left.inputs["ids"] != other["ids"], hidden[:, 3:])
+    assert left.inputs["position"][0].tolist() == [0, 0, 0, 1, 2, 3, 4]
+    assert left.inputs["position"][1].tolist() == [2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_mask_of_four_axes_is_tried_with_single_hidden_keys():
+    model = graph(ids=["b", "s"], mask=["b", 1, "s", "s"])
+    cases = cases_of(model, ids=IDS, mask=np.ones((2, 1, 4, 4), np.bool_))
+    assert not cases["last key hidden"]["mask"][0, ..., -1].any() and cases["last key hidden"]["mask"][1].all()
+    assert not cases["second key hidden"]["mask"][0, ..., 1].any()
+    causal = np.where(np.tril(np.ones((4, 4), np.bool_)), 0.0, -np.inf)[None, None].repeat(2, 0)
+    cases = cases_of(model, ids=IDS, mask=causal)
+    assert "last key hidden" not in cases, "the example hides it from all but one"
+    assert np.isneginf(cases["second key hidden"]["mask"][0, ..., 1]).all()
+    assert not np.isneginf(cases["second key hidden"]["mask"][..., 0]).any(), "every query still sees a key"
+
+
+@pytest.mark.parametrize("mask", [np.ones((2, 1), np.int64), np.ones(4, np.bool_)])
+def test_no_padding_where_there_is_no_room_or_no_row(mask):
     symbols = ["b", "s"][-mask.ndim :] if mask.shape[-1] > 1 else ["b", 1]
-    assert "padding" not in cases_of(graph(ids=["b", "s"], mask=symbols), ids=IDS, mask=mask)
+    assert not set(PADDING) & set(cases_of(graph(ids=["b", "s"], mask=symbols), ids=IDS, mask=mask))
+
+
+def test_an_empty_past_starts_counting_at_zero():
+    model = graph(ids=["b", "s"], position=["b", "s"], past_key=["b", 2, "p", 8], mask=["b", ir.SymbolicDim("p + s")])
+    position = np.arange(3, 7)[None].repeat(2, 0)
+    cases = cases_of(model, ids=IDS, position=position, past_key=np.ones((2, 2, 3, 8)), mask=np.ones((2, 7), np.int64))
+    empty = cases["empty past"]
+    assert empty["past_key"].shape == (2, 2, 0, 8)
+    assert empty["mask"].shape == empty["ids"].shape == (2, 4)
+    assert empty["position"].tolist() == [[0, 1, 2, 3]] * 2
+    assert cases["empty past, one token"]["ids"].shape == (1, 1)
+    context = cases_of(graph(x=["b", "s", 8], context=["b", "n", 8]), x=X, context=X)
+    assert not any("past" in name for name in context), "a context is no cache: without a key there is no attention"
+
+
+def test_tokens_are_drawn_from_the_whole_table_where_one_is_known():
+    model = graph(ids=["b", "s"])
+    assert "whole vocabulary" not in cases_of(model, ids=IDS)
+    cases = cases_of(model, Domain(rows={"ids": 400}), ids=IDS)
+    assert {0, 399} <= set(cases["first and last token"]["ids"].ravel())
+    drawn = [cases[name]["ids"] for name in ("whole vocabulary", "whole vocabulary, again")]
+    assert len(np.unique(drawn[0])) >= 256
+    assert np.array_equal(np.unique(np.concatenate(drawn, None)), np.arange(400))
+
+
+def test_an_arange_of_tokens_is_no_position():
+    arange = np.arange(12).reshape(2, 6)
+    assert {i.kind for i in match_inputs(graph(input_ids=["b", "s"]), [("input_ids", arange)])} == {"tokens"}
+    (ids,) = Domain(rows={"words": 50}).refined(match_inputs(graph(words=["b", "s"]), [("words", arange)]))
+    assert ids.kind == "tokens", "the module picks rows of a table with them"
+    (position,) = Domain(rows={"position_ids": 50}).refined(
+        match_inputs(graph(position_ids=["b", "s"]), [("position_ids", arange)])
+    )
+    assert position.kind == "positions", "a table of positions is one, too"
+
+
+def test_positions_are_shifted_restarted_and_repeated():
+    model = graph(ids=["b", "s"], position=["b", "s"])
+    position = np.arange(4)[None].repeat(2, 0)
+    cases = cases_of(model, ids=IDS, position=position)
+    assert cases["positions shifted"]["position"].tolist() == [[7, 8, 9, 10], [2, 3, 4, 5]]
+    assert cases["positions restarted"]["position"].tolist() == [[0, 1, 0, 1]] * 2
+    assert cases["positions repeated"]["position"].tolist() == [[0, 0, 1, 1]] * 2
+    bounded = cases_of(model, Domain(rows={"position": 8}), ids=IDS, position=position)
+    assert bounded["positions far"]["position"].max() == 7, "a table of 8 rows has no position 300"
+    written = cases_of(model, Domain(written=frozenset({"position"})), ids=IDS, position=position)
+    assert "positions shifted" in written
+    assert not {"positions restarted", "positions repeated"} & set(written), "a place that is written twice may hold either"
+
+
+def test_projections_are_scaled_to_sizes_near_every_epsilon():
+    domain = Domain(scalable={"q_proj.weight": 0.5, "k_proj.weight": 3.0})
+    cases = [case for case in make_cases(match_inputs(graph(x=["b", "s", 8]), [("x", X)]), domain=domain) if case.weights]
+    assert len(cases) == 6
+    for case in cases:
+        for name, of in domain.scalable.items():
+            factor = case.weights.factors[name]
+            assert np.log2(factor) == round(np.log2(factor)), "a power of two changes no digit"
+            assert 0.7 < factor * of / case.weights.size < 1.5
+    assert {case.weights.size for case in cases if case.in_half} == {1e-4}
 
 
 class Windowed:
@@ -132,23 +237,39 @@ class Windowed:
 
 def notes_of(model, module, **examples):
     inputs = match_inputs(model, list(examples.items()))
-    return list(untried(inputs, list(make_cases(inputs)), module=module, model=model))
+    domain = Domain(windows=windows_of(module, model))
+    return list(untried(inputs, list(make_cases(inputs, domain=domain)), domain=domain))
+
+
+def windows_in(notes):
+    return [note for note in notes if "window" in note]
+
+
+def test_one_length_is_beyond_every_window_that_can_be_afforded():
+    model = graph(x=["b", "s", 8])
+    node = ir.Node("ai.qknorm", "QKNormAttention", [], [ir.AttrInt64("left_window_size", 40)])
+    model.graph.append(node)
+    assert windows_of(Windowed(50), model) == (41, 50), "a query at p sees p - 40 .. p: 41 tokens"
+    cases = cases_of(model, Domain(windows=(41, 50)), x=X)
+    assert cases["53 tokens"]["x"].shape == (1, 53, 8)
+    assert windows_in(notes_of(model, Windowed(50), x=X)) == []
+    assert "4099 tokens" not in cases_of(model, Domain(windows=(4096,)), x=X), "too large to be tried"
 
 
 def test_a_window_that_no_sequence_fills_is_named():
-    model = graph(x=["b", "s", 8])  # "longer" has 9
-    assert notes_of(model, Windowed(8), x=X) == []
-    (note,) = notes_of(model, Windowed(9), x=X)
-    assert "up to 9" in note
-    assert "window of 9 " in note
-    node = ir.Node("ai.qknorm", "QKNormAttention", [], [ir.AttrInt64("left_window_size", 40)])
-    model.graph.append(node)
-    (note,) = notes_of(model, Windowed(None), x=X)
-    assert "window of 40 " in note
-    assert notes_of(graph(x=[2, 4, 8]), Windowed(9), x=X) == [], "no length can vary: the example is all there is"
+    model = graph(x=["b", "s", 8])
+    (note,) = windows_in(notes_of(model, Windowed(4096), x=X))
+    assert "up to 36" in note
+    assert "window of 4096:" in note
+    assert windows_in(notes_of(graph(x=[2, 4, 8]), Windowed(9), x=X)) == [], "no length can vary: the example is all there is"
 
 
-def test_inputs_that_keep_the_example_are_named():
-    model = graph(x=["b", "s", 8], start=[], position=["b", "s"])
-    (note,) = notes_of(model, Windowed(None), x=X, start=np.array(5), position=np.broadcast_to(np.arange(4), (2, 4)))
-    assert "start, position" in note
+def test_what_no_case_can_show_is_said():
+    notes = notes_of(graph(x=[2, 4, 8], start=[]), Windowed(None), x=X, start=np.array(5))
+    said = " | ".join(notes)
+    for kind in ("batch is fixed", "length is fixed", "padding untried", "empty past", "other positions untried", "start"):
+        assert kind in said, kind
+    assert "norms near their epsilon tried by inputs only" in said
+    tokens = notes_of(graph(ids=["b", "s"]), Windowed(None), ids=IDS)
+    assert "ids was not seen to pick rows of a table: values outside the example's 5 to 101 untried" in tokens
+    assert any("norms near their epsilon untried" in note for note in tokens)

@@ -6,8 +6,9 @@ Every value is held as NumPy float64, int64 or bool; floats are rounded to the t
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,10 @@ from qknorm_onnx.errors import InputError
 
 Tensor = npt.NDArray[Any]
 Kind = Literal["activations", "float mask", "bool", "positions", "flags", "tokens", "number"]
+
+_TOKENS: Final = re.compile(r"(input|token)s?(_ids?)?$|^ids$|tokens$")
+_POSITIONS: Final = re.compile(r"(^|_)pos(ition)?s?(_|$)")
+_PAST: Final = re.compile(r"past|cache|prev|mems?\b")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +33,16 @@ class GraphInput:
     example: Tensor
     dims: tuple[int | str | ir.SymbolicDim, ...]
     kind: Kind
+
+    @property
+    def is_called_position(self) -> bool:
+        """Whether the name says position."""
+        return _POSITIONS.search(self.name) is not None
+
+    @property
+    def is_called_past(self) -> bool:
+        """Whether the name says that it is a cache."""
+        return self.kind in ("activations", "float mask") and _PAST.search(self.name) is not None
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -91,7 +106,7 @@ def _graph_input(value: ir.Value, leaf: int, example: Tensor) -> GraphInput:
     if rank != example.ndim:
         raise InputError(f"graph input {value.name} has rank {rank}, the module's example has shape {example.shape}")
     dims = tuple(_dim(dim) for dim in value.shape) if value.shape is not None else tuple(example.shape)
-    return GraphInput(name=str(value.name), leaf=leaf, example=example, dims=dims, kind=_kind(example))
+    return GraphInput(name=str(value.name), leaf=leaf, example=example, dims=dims, kind=_kind(str(value.name), example))
 
 
 def _dim(dim: Any) -> int | str | ir.SymbolicDim:
@@ -113,7 +128,7 @@ def _size(dim: int | str | ir.SymbolicDim, example: int, sizes: Mapping[str, int
     return size if isinstance(size, int) else example
 
 
-def _kind(example: Tensor) -> Kind:
+def _kind(name: str, example: Tensor) -> Kind:
     if example.dtype == np.bool_:
         return "bool"
     if np.issubdtype(example.dtype, np.floating):
@@ -121,9 +136,16 @@ def _kind(example: Tensor) -> Kind:
         return "float mask" if is_mask else "activations"
     if example.ndim == 0 or not example.size:
         return "number"
-    if example.shape[-1] > 1 and (np.diff(example, axis=-1) == 1).all():
+    return _kind_of_integers(name, example)
+
+
+def _kind_of_integers(name: str, example: Tensor) -> Kind:
+    """Names count where values say nothing: tokens 0, 1, 2 of an example look like positions, one position like a flag."""
+    consecutive = bool((np.diff(example, axis=-1) == 1).all())
+    called_tokens = _TOKENS.search(name) is not None
+    if consecutive and (_POSITIONS.search(name) is not None or (example.shape[-1] > 1 and not called_tokens)):
         return "positions"
-    return "flags" if example.min() >= 0 and example.max() <= 1 else "tokens"
+    return "flags" if example.min() >= 0 and example.max() <= 1 and not called_tokens else "tokens"
 
 
 def _tiled(example: Tensor, shape: tuple[int, ...]) -> Tensor:

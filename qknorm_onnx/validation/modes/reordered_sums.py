@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from qknorm_onnx.validation.modes.operator_mode import OperatorMode
 
 _ATEN: Final = torch.ops.aten
 # Place of the first factor among the arguments; the second one is behind it.
@@ -15,7 +16,7 @@ _PRODUCTS: Final = {_ATEN.mm.default: 0, _ATEN.bmm.default: 0, _ATEN.addmm.defau
 _REDUCTIONS: Final = {_ATEN.mean.dim: 1, _ATEN.sum.dim_IntList: 1, _ATEN.linalg_vector_norm.default: 2}
 
 
-class ReorderedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ReorderedSums(OperatorMode):
     """While active, matrix products, sums, means and vector norms add their terms in an order drawn from `seed`.
 
     Nothing is disturbed: the terms are the same, so that in exact arithmetic nothing changes. Sums inside other operators
@@ -26,17 +27,14 @@ class ReorderedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._random = torch.Generator().manual_seed(seed)
 
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def operator(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run one operator, its terms shuffled before where it is a sum of them."""
-        del types
         given = list(args)
         if func in _PRODUCTS:
             self._shuffle_product(given, _PRODUCTS[func])
         elif func in _REDUCTIONS:
             self._shuffle_axes(given, _REDUCTIONS[func])
-        return func(*given, **(kwargs or {}))
+        return func(*given, **kwargs)
 
     def _shuffle_product(self, args: list[Any], first: int) -> None:
         left, right = args[first], args[first + 1]

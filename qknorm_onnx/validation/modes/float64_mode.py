@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from qknorm_onnx.validation.modes.operator_mode import OperatorMode
 
 _RAISED = {
     torch.float16: torch.float64,
@@ -16,19 +17,16 @@ _RAISED = {
 }
 
 
-class InFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class InFloat64(OperatorMode):  # type: ignore[no-untyped-call]
     """While active, every operator that asks for or would give a narrower float computes in float64 instead.
 
     `x.float()`, `softmax(dtype=torch.float32)` and new tensors in float32 thus lose nothing. A float32 tensor that the
     module holds keeps its value; a Python number that would have become float32 is not rounded.
     """
 
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def operator(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run one operator with raised arguments, and raise what it returns."""
-        del types
-        return _raised(func(*_raised(tuple(args)), **_raised(dict(kwargs or {}))))
+        return _raised(func(*_raised(tuple(args)), **_raised(dict(kwargs))))
 
 
 def _raised(value: Any) -> Any:

@@ -1,0 +1,1 @@
+"""The inputs on which a model is judged, made from what each input means."""
