@@ -30,7 +30,7 @@ class PreparePass(ir.passes.InPlacePass):
         common.InlinePass(criteria=lambda function: function.domain != DOMAIN)(model)
         RemoveIdentitiesPass()(model)
         DeriveShapesPass()(model)
-        fold_constants_ir(model, output_size_limit=LARGEST_FOLDED)
+        fold_constants_ir(model, output_size_limit=LARGEST_FOLDED, should_fold=_may_fold)
         RemoveIdentitiesPass()(model)
         common.RemoveUnusedNodesPass()(model)
         DeriveShapesPass()(model)
@@ -38,6 +38,12 @@ class PreparePass(ir.passes.InPlacePass):
         MendRotaryTablesPass()(model)
         share_equal_nodes(model)
         return ir.passes.PassResult(model, _fingerprint(model) != before)
+
+
+def _may_fold(node: ir.Node) -> bool | None:
+    """Not texts: folded, they would be of a type that cannot be written. None leaves the decision to the folding."""
+    texts = any(value is not None and value.dtype == ir.DataType.STRING for value in (*node.inputs, *node.outputs))
+    return False if texts else None
 
 
 def share_equal_nodes(model: ir.Model) -> None:
