@@ -119,8 +119,10 @@ def _check_structure(proto: onnx.ModelProto, label: str) -> bool:
 
 
 def _sort(model: ir.Model) -> None:
-    for graph in (*model.graphs(), *model.functions.values()):
+    for graph in model.graphs():
         graph.sort()
+    for function in model.functions.values():
+        function.sort()
 
 
 def _place(error: BaseException) -> str:

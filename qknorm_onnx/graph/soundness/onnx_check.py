@@ -130,7 +130,7 @@ def _light(model: ir.Model) -> Iterator[None]:
             tensor = value.const_value
             assert tensor is not None, "only weights with data were taken"
             if value.shape is None:
-                value.shape = ir.Shape(tensor.shape)
+                value.shape = ir.Shape(tensor.shape.numpy())
             if value.type is None:
                 value.type = ir.TensorType(tensor.dtype)
             if value not in given:
