@@ -43,7 +43,11 @@ class Program:
         return model_as_proto(self.model)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model; large weights go to `<path>.data` beside it. Raises InputError; never leaves half a file."""
+        """Write the model; large weights go to `<path>.data` beside it. Raises InputError; never leaves half a file.
+
+        A model that was changed so that it would not load is refused.
+        """
+        make_sound(self.model, "the program")
         save_model(self.model, path)
 
 

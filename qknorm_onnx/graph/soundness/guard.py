@@ -16,6 +16,7 @@ from qknorm_onnx.errors import InputError, QKNormError
 from qknorm_onnx.graph.soundness.canonical_nodes import check_canonical_nodes
 from qknorm_onnx.graph.soundness.fields import check_fields
 from qknorm_onnx.graph.soundness.functions import check_functions
+from qknorm_onnx.graph.soundness.mixed_norms import mend_mixed_norms
 from qknorm_onnx.graph.soundness.onnx_check import check_with_onnx, skeleton
 from qknorm_onnx.graph.soundness.operator_sets import check_operator_sets
 from qknorm_onnx.graph.soundness.scopes import check_function, check_graph
@@ -82,7 +83,9 @@ def read_proto(proto: onnx.ModelProto, label: str, roots: tuple[Path, ...]) -> i
 
 
 def make_sound(model: ir.Model, label: str, *, structure: bool = True) -> None:
-    """Check that `model` is what ONNX says a model is, and forget shapes of inner values that are stated wrongly.
+    """Check that `model` is what ONNX says a model is, and mend what exporters get wrong and runtimes do not forgive.
+
+    Norms of mixed types are put between casts, shapes of inner values that are stated wrongly are forgotten.
 
     Weights are not looked at. `structure`: check names, order and functions too; a model that was just read had it done on
     its message.
@@ -91,6 +94,7 @@ def make_sound(model: ir.Model, label: str, *, structure: bool = True) -> None:
         InputError: it would not load; the line says what and where.
     """
     with one_line(label):
+        mend_mixed_norms(model)
         check_canonical_nodes(model, label)
         proto = skeleton(model)
         if structure:
