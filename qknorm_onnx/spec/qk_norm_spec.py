@@ -26,6 +26,8 @@ SoftmaxPrecision = Literal["float32", "float64", "float16", "bfloat16"]
 UNLIMITED_WINDOW: Final = -1
 # Sizes beyond any tensor: sums and products of a few of them stay far inside int64.
 LARGEST_INTEGER: Final = 1 << 40
+# Positions further out see the same keys as this one, and sums with windows stay inside int64.
+FARTHEST_POSITION: Final = 1 << 61
 
 
 def normalises(kind: NormKind) -> bool:

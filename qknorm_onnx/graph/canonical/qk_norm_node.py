@@ -186,7 +186,12 @@ def input_values(inputs: NodeInputs) -> dict[str, ir.Value | None]:
 
 
 def node_signature(node: ir.Node) -> BodySignature:
-    """What the body of a canonical node is made for. Raises SpecError where an input's type or rank is not known."""
+    """What the body of a canonical node is made for.
+
+    Raises:
+        SpecError: an input's type or rank is not known, or the node contradicts itself.
+    """
+    check_known_shapes(node)
     _, inputs = read_attention_node(node) if is_attention_node(node) else read_rotary_node(node)
     _checked_shapes(ATTENTION_INPUTS if is_attention_node(node) else ROTARY_INPUTS, inputs)
     return signature_of(input_values(inputs), num_outputs=len(node.outputs))
