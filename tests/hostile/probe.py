@@ -1,10 +1,9 @@
-"""What the public doors do with one file, as one word each; run in a process of its own, since a hostile file may end it."""
+"""What the public doors do with one file, as one word each."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import time
 import traceback
 from pathlib import Path
 
@@ -12,9 +11,13 @@ DOORS = ("fuse", "inspect", "create_session")
 
 
 def outcome(door: str, path: Path) -> tuple[str, str]:
-    """("passed", ""), ("refused", message), or ("traceback", where): what `door` does with the file."""
+    """What `door` does with the file: ("passed", ""), ("refused", message), ("traceback", where), or ("unexpected", message).
+
+    "unexpected" is one line too, of what no check foresaw.
+    """
     import qknorm_onnx as qk
     from qknorm_onnx.errors import QKNormError
+    from qknorm_onnx.graph.soundness.guard import UNEXPECTED
     from qknorm_onnx.inspection import inspect_model
 
     call = {"fuse": qk.fuse, "inspect": inspect_model, "create_session": qk.create_session}[door]
@@ -25,6 +28,8 @@ def outcome(door: str, path: Path) -> tuple[str, str]:
         message = str(error)
         if "\n" in message or not message.isprintable():
             return "traceback", f"message of several lines or with control characters: {message!r}"
+        if UNEXPECTED in message:
+            return "unexpected", message
         return "refused", message
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -33,8 +38,3 @@ def outcome(door: str, path: Path) -> tuple[str, str]:
         where = f"{Path(ours.filename).name}:{ours.lineno} / {Path(last.filename).name}:{last.lineno}"
         return "traceback", f"{type(error).__name__} at {where}: {text}"
     return "passed", ""
-
-
-def timed(door: str, path: Path) -> tuple[str, str, float]:
-    began = time.perf_counter()
-    return (*outcome(door, path), time.perf_counter() - began)
