@@ -14,7 +14,7 @@ from qknorm_onnx.errors import InputError
 from tests.hostile import seeds
 
 
-def mixed_norm(op_type: str, *, with_bias: bool) -> onnx.ModelProto:
+def mixed_norm(op_type: str, *, with_bias: bool, wide_result: bool = False) -> onnx.ModelProto:
     """A norm of half precision with a float32 gain, as torch writes it at opset 23: no runtime loads it."""
     generator = np.random.default_rng(5)
     gain = numpy_helper.from_array((1 + generator.standard_normal(8)).astype(np.float32), "gain")
@@ -22,16 +22,20 @@ def mixed_norm(op_type: str, *, with_bias: bool) -> onnx.ModelProto:
     inputs = ["x", "gain", "bias"] if with_bias else ["x", "gain"]
     nodes = [
         helper.make_node(op_type, inputs, ["n"], axis=-1, epsilon=1e-6),
-        helper.make_node("Mul", ["n", "x"], ["y"]),
+        *([helper.make_node("Cast", ["n"], ["m"], to=TensorProto.FLOAT16)] if wide_result else []),
+        helper.make_node("Mul", ["m" if wide_result else "n", "x"], ["y"]),
     ]
     half = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["b", 8]) for name in ("x", "n", "y")]
+    if wide_result:
+        half[1].type.tensor_type.elem_type = TensorProto.FLOAT
     graph = helper.make_graph(nodes, "g", [half[0]], [half[2]], initializer=[gain, bias][: len(inputs) - 1], value_info=[half[1]])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
 
 
 @pytest.mark.parametrize(("op_type", "with_bias"), [("RMSNormalization", False), ("LayerNormalization", True)])
-def test_norms_of_mixed_types_are_mended_to_what_torch_computes(op_type, with_bias):
-    model = mixed_norm(op_type, with_bias=with_bias)
+@pytest.mark.parametrize("wide_result", [False, True])
+def test_norms_of_mixed_types_are_mended_to_what_torch_computes(op_type, with_bias, wide_result):
+    model = mixed_norm(op_type, with_bias=with_bias, wide_result=wide_result)
     with pytest.raises(Exception, match=r"[Tt]ype"):
         ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     program = qk.fuse(model)

@@ -12,10 +12,11 @@ _NORMS: Final = frozenset({"RMSNormalization", "LayerNormalization"})
 
 
 def mend_mixed_norms(model: ir.Model) -> int:
-    """How many norms of half precision with a float32 gain were put between casts.
+    """How many norms of half precision with a float32 gain now take their input in float32.
 
-    ONNX says that the result has the gain's type, torch (at opset 23) that it has the input's. Computed in the gain's type
-    and rounded once, the result is torch's own.
+    ONNX's text allows the pair and gives the result the gain's type, its inference and runtimes give it the input's: such a
+    file loads nowhere. Computed in the gain's type the result is what the exporter meant; where it states half precision
+    for the result, it is rounded once.
     """
     graphs = [graph for graph in model.graphs() if isinstance(graph, ir.Graph)]
     mixed = [node for graph in graphs for node in graph if _is_mixed(node)]
@@ -23,7 +24,7 @@ def mend_mixed_norms(model: ir.Model) -> int:
         return 0
     taken = {value.name for graph in graphs for node in graph for value in node.outputs}
     for node in mixed:
-        _put_between_casts(node, taken)
+        _compute_wide(node, taken)
     return len(mixed)
 
 
@@ -33,10 +34,10 @@ def _is_mixed(node: ir.Node) -> bool:
     x, gain, y = node.inputs[0], node.inputs[1], node.outputs[0]
     if x is None or gain is None or None in (x.dtype, gain.dtype, y.dtype):
         return False
-    return x.dtype == y.dtype != gain.dtype and gain.dtype == ir.DataType.FLOAT
+    return x.dtype != gain.dtype == ir.DataType.FLOAT and y.dtype in (x.dtype, gain.dtype)
 
 
-def _put_between_casts(node: ir.Node, taken: set[str | None]) -> None:
+def _compute_wide(node: ir.Node, taken: set[str | None]) -> None:
     x, gain, y = node.inputs[0], node.inputs[1], node.outputs[0]
     graph = node.graph
     assert x is not None and gain is not None and y.dtype is not None and isinstance(graph, ir.Graph), "as _is_mixed found it"
@@ -48,6 +49,8 @@ def _put_between_casts(node: ir.Node, taken: set[str | None]) -> None:
         wide_bias = _cast(bias, ir.DataType.FLOAT, next(_free(f"{y.name}/wide_bias", taken)))
         graph.insert_before(node, wide_bias)
         node.replace_input_with(2, wide_bias.outputs[0])
+    if y.dtype == ir.DataType.FLOAT:
+        return
     name = y.name
     narrow = _cast(y, y.dtype, "")
     y.name = next(_free(f"{name}/normed", taken))
