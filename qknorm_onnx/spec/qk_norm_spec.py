@@ -4,8 +4,7 @@ The vocabulary is ONNX's own where ONNX has one (Attention-25, RMSNormalization-
 becomes an ONNX attribute says so in its metadata; `attributes.py`, the C++ header and the documentation are generated
 from it. `reference.py` says what each field computes.
 
-Floats are rounded to float32 on construction, because an ONNX attribute is a float32: a spec read back from a file is
-equal to the one that was written.
+Floats are rounded to float32 on construction, as ONNX attributes are: a spec read back is equal to the one that was written.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ RotaryOrder = Literal["none", "after_norm", "before_norm"]
 SoftmaxPrecision = Literal["float32", "float64", "float16", "bfloat16"]
 
 UNLIMITED_WINDOW: Final = -1
-# Sizes beyond any tensor: sums and products of a few of them stay far inside int64.
-LARGEST_INTEGER: Final = 1 << 40
-# Positions further out see the same keys as this one, and sums with windows stay inside int64.
-FARTHEST_POSITION: Final = 1 << 61
+LARGEST_INTEGER: Final = 1 << 40  # sums and products of a few such sizes stay inside int64
 
 
 def normalises(kind: NormKind) -> bool:
@@ -161,11 +157,8 @@ def _round_fields(instance: object, *names: str) -> None:
 
 
 def _require_bounded(instance: object, *names: str) -> None:
-    for name in names:
-        value = getattr(instance, name)
-        _require(
-            abs(value) <= LARGEST_INTEGER, f"{type(instance).__name__}.{name} is {value}; numbers beyond 2^40 are out of range"
-        )
+    for name in (name for name in names if abs(getattr(instance, name)) > LARGEST_INTEGER):
+        raise SpecError(f"{type(instance).__name__}.{name} is {getattr(instance, name)}; beyond 2^40 is out of range")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from qknorm_onnx.spec.qk_norm_spec import (
-    FARTHEST_POSITION,
     AttentionSpec,
     EpsilonMode,
     NormKind,
@@ -29,6 +28,7 @@ from qknorm_onnx.spec.qk_norm_spec import (
     spans_heads,
 )
 from qknorm_onnx.spec.shape_inference import check_attention_inputs, check_rotary_inputs
+from qknorm_onnx.spec.signature import FARTHEST_POSITION
 
 Array = npt.NDArray[Any]  # float64, computed here
 Tensor = npt.NDArray[Any]  # any type, as given

@@ -7,7 +7,7 @@ import dataclasses
 import onnx_ir as ir
 
 from qknorm_onnx.graph.canonical.body_builder import BodyBuilder, RuntimeSize
-from qknorm_onnx.spec.qk_norm_spec import FARTHEST_POSITION
+from qknorm_onnx.spec.signature import FARTHEST_POSITION
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
