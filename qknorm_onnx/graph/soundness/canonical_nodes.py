@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 import onnx_ir as ir
 
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.canonical.qk_norm_node import check_known_shapes, is_attention_node, is_rotary_node
 from qknorm_onnx.spec.qk_norm_spec import SpecError
-from qknorm_onnx.spec.signature import ATTENTION_OP, ATTENTION_OUTPUTS, DOMAIN, ROTARY_OP, ROTARY_OUTPUTS
-
-_MOST_OUTPUTS: Final = {ATTENTION_OP: len(ATTENTION_OUTPUTS), ROTARY_OP: len(ROTARY_OUTPUTS)}
+from qknorm_onnx.spec.signature import ATTENTION_OUTPUTS, DOMAIN, ROTARY_OUTPUTS
 
 
 def check_canonical_nodes(model: ir.Model, label: str) -> None:
@@ -28,9 +25,9 @@ def check_canonical_nodes(model: ir.Model, label: str) -> None:
 def _check_node(node: ir.Node) -> None:
     if not (is_attention_node(node) or is_rotary_node(node)):
         raise SpecError(f"{DOMAIN} has no operator {node.op_type!r}: install the qknorm-onnx that wrote the file")
-    outputs = len(node.outputs)
-    if not 1 <= outputs <= _MOST_OUTPUTS[node.op_type]:
-        raise SpecError(f"it has {outputs} outputs; a {node.op_type} has 1 to {_MOST_OUTPUTS[node.op_type]}")
+    outputs, most = len(node.outputs), len(ATTENTION_OUTPUTS if is_attention_node(node) else ROTARY_OUTPUTS)
+    if not 1 <= outputs <= most:
+        raise SpecError(f"it has {outputs} outputs; a {node.op_type} has 1 to {most}")
     check_known_shapes(node)
 
 
