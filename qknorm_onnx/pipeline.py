@@ -78,8 +78,8 @@ def fuse(
         progress: called with the name of each stage as it begins.
 
     Raises:
-        InputError: `source` is no sound ONNX model or of an old opset that cannot be raised, `target` or `provider` is unknown, or
-            the model has something else that `for_onnxruntime` does not know.
+        InputError: `source` is no sound ONNX model or of an old opset that cannot be raised, `target` or `provider` is unknown,
+            or the model has something else that `for_onnxruntime` does not know.
         FusionRequiredError: `require_fusion`, and something was missed; the message says what and why.
     """
     target = target_named(target)
