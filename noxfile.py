@@ -50,7 +50,17 @@ def floors(session: nox.Session) -> None:
 @nox.session
 def unit(session: nox.Session) -> None:
     """One part at a time."""
-    run_tests(session, "tests/unit", "tests/graph", "tests/foreign", "tests/export", "tests/runtime", "tests/native", "tests/cli")
+    run_tests(
+        session,
+        "tests/unit",
+        "tests/hostile",
+        "tests/graph",
+        "tests/foreign",
+        "tests/export",
+        "tests/runtime",
+        "tests/native",
+        "tests/cli",
+    )
 
 
 @nox.session

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """`text` in one line without control characters."""
+    return without_controls(" ".join(text.split()))
+
+
+def without_controls(text: str) -> str:
+    """`text` with its control characters escaped: a name in a file must not reach the terminal as a command."""
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape", "replace").decode("ascii") for mark in text)
+
+
 class QKNormError(Exception):
     """Base of the errors below; the command line prints its message and exits with `exit_code`."""
 
     exit_code = 2
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable(message))
 
 
 class InputError(QKNormError):

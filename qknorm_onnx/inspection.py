@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
+import onnx_ir as ir
+
 from qknorm_onnx.graph.canonical.lowered_mark import read_mark
 from qknorm_onnx.graph.canonical.qk_norm_node import is_attention_node
-from qknorm_onnx.graph.model_file import ModelSource, load_model
+from qknorm_onnx.graph.model_file import ModelSource, label_of, load_model
 from qknorm_onnx.graph.onnxruntime_release import needs_of
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
 from qknorm_onnx.graph.passes.raise_opset import raise_to_floor
 from qknorm_onnx.graph.report import FusionReport
+from qknorm_onnx.graph.soundness.guard import one_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +29,17 @@ class Inspection:
 
 
 def inspect_model(source: ModelSource) -> Inspection:
-    """Recognise the attention of `source` (as `pipeline.fuse` takes it) without proving or writing anything."""
+    """Recognise the attention of `source` (as `pipeline.fuse` takes it) without proving or writing anything.
+
+    Raises:
+        InputError: `source` is no sound ONNX model.
+    """
     model = load_model(source)
+    with one_line(label_of(source)):
+        return _inspect(model)
+
+
+def _inspect(model: ir.Model) -> Inspection:
     nodes = list(model.graph.all_nodes())
     needs = needs_of(model).line
     done = {node.name for node in nodes if is_attention_node(node)}

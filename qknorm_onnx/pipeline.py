@@ -10,13 +10,14 @@ import onnx
 import onnx_ir as ir
 
 from qknorm_onnx.errors import FusionRequiredError, InputError
-from qknorm_onnx.graph.model_file import ModelSource, load_model, model_as_proto, save_model
+from qknorm_onnx.graph.model_file import ModelSource, label_of, load_model, model_as_proto, save_model
 from qknorm_onnx.graph.onnxruntime_release import Release, needs_of, release_named
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
 from qknorm_onnx.graph.passes.raise_opset import raise_to_floor
 from qknorm_onnx.graph.report import FusedAttention, FusionReport
 from qknorm_onnx.graph.rewrite.prover import Prover
+from qknorm_onnx.graph.soundness.guard import make_sound, one_line
 from qknorm_onnx.lowering.registry import LoweringOutcome, lower
 from qknorm_onnx.spec.targets import DEFAULT_TARGET, require_provider, target_named
 
@@ -42,7 +43,11 @@ class Program:
         return model_as_proto(self.model)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model; large weights go to `<path>.data` beside it. Raises InputError; never leaves half a file."""
+        """Write the model; large weights go to `<path>.data` beside it. Raises InputError; never leaves half a file.
+
+        A model that was changed so that it would not load is refused.
+        """
+        make_sound(self.model, "the program")
         save_model(self.model, path)
 
 
@@ -73,8 +78,8 @@ def fuse(
         progress: called with the name of each stage as it begins.
 
     Raises:
-        InputError: `source` is no ONNX model or one of an old opset that cannot be raised, `target` or `provider` is unknown, or
-            the model has something else that `for_onnxruntime` does not know.
+        InputError: `source` is no sound ONNX model or of an old opset that cannot be raised, `target` or `provider` is unknown,
+            or the model has something else that `for_onnxruntime` does not know.
         FusionRequiredError: `require_fusion`, and something was missed; the message says what and why.
     """
     target = target_named(target)
@@ -83,6 +88,22 @@ def fuse(
     say = progress or _silent
     say("load")
     model = load_model(source)
+    with one_line(label_of(source)):
+        return _fuse(
+            model, target=target, provider=provider, release=release, verify=verify, require_fusion=require_fusion, say=say
+        )
+
+
+def _fuse(
+    model: ir.Model,
+    *,
+    target: str,
+    provider: str,
+    release: Release | None,
+    verify: bool,
+    require_fusion: bool,
+    say: Progress,
+) -> Program:
     raised = raise_to_floor(model)
     declared = {value.name: value.shape for value in (*model.graph.inputs, *model.graph.outputs)}
     say("prepare")
@@ -100,6 +121,8 @@ def fuse(
     PreparePass()(model)  # bodies and lowerings bring equal constants along; a second run must find nothing to do
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.shape = declared[value.name] or value.shape  # the names of sizes that the caller knows
+    say("check")
+    make_sound(model, "the result")
     return Program(model, dataclasses.replace(_with_targets(report, outcomes), needs=_needs(model, release)))
 
 

@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from qknorm_onnx.cli.fusion_tables import print_report, report_as_data
 from qknorm_onnx.cli.options import json_option, require_fusion_option, target_options
 from qknorm_onnx.cli.source_options import load, source_argument, with_past_option
 from qknorm_onnx.cli.stage_progress import StageProgress
+from qknorm_onnx.cli.terminal import Terminal
 
 
 @click.command("export")
@@ -63,6 +63,6 @@ def command(
     if as_json:
         click.echo(json.dumps({"output": str(out), **report_as_data(report)}))
         return
-    console = Console()
+    console = Terminal()
     print_report(console, report)
     console.print(f"wrote {out}", highlight=False)

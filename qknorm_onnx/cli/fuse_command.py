@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from qknorm_onnx.cli.fusion_tables import print_report, report_as_data
 from qknorm_onnx.cli.options import existing_model, json_option, require_fusion_option, target_options
 from qknorm_onnx.cli.stage_progress import StageProgress
+from qknorm_onnx.cli.terminal import Terminal
 
 
 @click.command("fuse")
@@ -48,6 +48,6 @@ def command(
     if as_json:
         click.echo(json.dumps({"output": str(out), **report_as_data(program.report)}))
         return
-    console = Console()
+    console = Terminal()
     print_report(console, program.report)
     console.print(f"wrote {out}", highlight=False)

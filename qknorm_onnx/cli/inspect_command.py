@@ -14,6 +14,7 @@ from rich.table import Table
 
 from qknorm_onnx.cli.fusion_tables import print_report, report_as_data
 from qknorm_onnx.cli.options import existing_model, json_option, listed, provider_option, require_fusion_option
+from qknorm_onnx.cli.terminal import Terminal
 from qknorm_onnx.errors import FusionRequiredError
 from qknorm_onnx.spec.targets import PROVIDERS
 
@@ -42,7 +43,7 @@ def command(model: Path, require_fusion: bool, placement: bool, provider: str, a
             found["placement"] = [dataclasses.asdict(item) for item in placements]
         click.echo(json.dumps({**found, **report_as_data(inspection.present)}))
     else:
-        console = Console()
+        console = Terminal()
         present = inspection.present
         if any((present.fused, present.declined, present.plain, present.notes)) or not inspection.recognised.fused:
             print_report(console, present)

@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 import qknorm_onnx
-from qknorm_onnx.errors import QKNormError
+from qknorm_onnx.errors import QKNormError, printable
 from qknorm_onnx.spec.qk_norm_spec import SpecError
 
 VERBS: Final = ("export", "fuse", "inspect", "validate", "bench", "doctor")
@@ -68,5 +68,5 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+    click.echo(f"error: {printable(message)}", err=True)
     return code

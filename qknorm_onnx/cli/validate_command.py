@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import cast
 
 import click
-from rich.console import Console
 
 from qknorm_onnx.cli.options import existing_model, json_option
 from qknorm_onnx.cli.source_options import load, source_argument, with_past_option
 from qknorm_onnx.cli.stage_progress import StageProgress
+from qknorm_onnx.cli.terminal import Terminal
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.spec.signature import Dtype
 
@@ -38,7 +38,7 @@ def command(model: Path, source: str, dtypes: str, seeds: int, with_past: bool, 
     if as_json:
         click.echo(report.to_json())
     else:
-        console = Console()
+        console = Terminal()
         console.print(report)
         console.print(report.summary(), highlight=False)
     return 0 if report.passed else 1

@@ -10,17 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import google.protobuf.message
 import onnx
 import onnx_ir as ir
 
 from qknorm_onnx.errors import InputError
+from qknorm_onnx.graph.soundness.guard import make_sound, one_line, parse, read_proto
 
 # A protobuf message is limited to 2 GiB; weights go to a file beside the model well before that.
 EXTERNAL_DATA_THRESHOLD_BYTES: Final = 1 << 30
 
 # Shapes, axes and exponents, which recognisers must read, are no larger.
 SMALL_TENSOR_BYTES: Final = 1 << 16
+
+THE_MODEL: Final = "the model"
 
 ModelSource = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 
@@ -32,28 +34,78 @@ def load_model(source: ModelSource) -> ir.Model:
     larger models keep all but their small tensors on disk.
 
     Raises:
-        InputError: no such file, it is not an ONNX model, or its weight files are missing or too short.
+        InputError: no such file, it is not a sound ONNX model, or its weight files are missing or too short.
     """
-    if isinstance(source, (ir.Model, onnx.ModelProto)):
-        model = source.clone() if isinstance(source, ir.Model) else ir.from_proto(source)
-        _read_weights(model, "the model")
+    if isinstance(source, ir.Model):
+        model = copy_model(source)
+        make_sound(model, THE_MODEL)
+        return model
+    if isinstance(source, onnx.ModelProto):
+        model = read_proto(source, THE_MODEL, (Path(),))
+        _read_weights(model, THE_MODEL)
+        make_sound(model, THE_MODEL, structure=False)
         return model
     if not isinstance(source, (str, os.PathLike)):
         kind = type(source).__name__
         raise InputError(f"a model of type {kind} is given; give a path, an onnx.ModelProto or an onnx_ir.Model")
-    path = Path(source)
-    if not path.exists():
-        raise InputError(f"{path}: no such file")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; give an ONNX file, or export a Hugging Face folder with 'qknorm-onnx export'")
+    return _load_file(Path(source))
+
+
+def label_of(source: object) -> str:
+    """What messages call `source`: its path, or "the model"."""
+    return str(source) if isinstance(source, (str, os.PathLike)) else THE_MODEL
+
+
+def copy_model(model: ir.Model) -> ir.Model:
+    """A copy of `model` that can be changed, with its weights as `load_model` has them; nothing is checked but these."""
+    copy = model.clone()
+    _read_weights(copy, THE_MODEL)
+    return copy
+
+
+def _load_file(path: Path) -> ir.Model:
+    label = str(path)
     try:
-        model = ir.load(path)
-    except (google.protobuf.message.DecodeError, ValueError, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a readable ONNX model ({_first_line(error)})") from error
-    if not model.opset_imports and not len(model.graph):
-        raise InputError(f"{path} is not an ONNX model: it has no operator set and no nodes")
-    _read_weights(model, str(path))
+        if not path.exists():
+            raise InputError(f"{label}: no such file")
+        if path.is_dir():
+            raise InputError(f"{label} is a folder; give an ONNX file, or export a Hugging Face folder with 'qknorm-onnx export'")
+        if not path.is_file():
+            raise InputError(f"{label} is not a file; give an ONNX file")
+        proto = parse(path.read_bytes(), label)
+    except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
+        raise InputError(f"{label} is not a readable ONNX model ({_first_line(error)})") from error
+    if not proto.opset_import and not proto.graph.node:
+        raise InputError(f"{label} is not an ONNX model: it has no operator set and no nodes")
+    roots = (path.parent, Path(os.path.realpath(path)).parent)
+    model = read_proto(proto, label, roots)
+    _set_place(model, roots)
+    _read_weights(model, label)
+    make_sound(model, label, structure=False)
     return model
+
+
+def _set_place(model: ir.Model, roots: tuple[Path, ...]) -> None:
+    """Let tensors outside of the file find their data; a link, as in a download cache, is followed to its file."""
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        ir.external_data.set_base_dir(graph, roots[0])
+    folder = roots[0].resolve()
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if not isinstance(tensor, ir.ExternalTensor):
+                continue
+            real = Path(tensor.path).resolve()
+            if not real.is_relative_to(folder):
+                value.const_value = ir.ExternalTensor(
+                    real.name,
+                    tensor.offset,
+                    tensor.length,
+                    tensor.dtype,
+                    shape=tensor.shape,
+                    name=tensor.name,
+                    base_dir=real.parent,
+                )
 
 
 def save_model(model: ir.Model, path: str | os.PathLike[str]) -> None:
@@ -103,7 +155,12 @@ def is_small(model: ir.Model) -> bool:
 
 def weight_bytes(model: ir.Model) -> int:
     """Bytes of all initializers, those of subgraphs included."""
-    return sum(tensor.nbytes for tensor in _weights(model))
+    return sum(_bytes(tensor) for tensor in _weights(model))
+
+
+def _bytes(tensor: ir.TensorProtocol) -> int:
+    """Texts have no size of their own."""
+    return sum(map(len, tensor.string_data())) if isinstance(tensor, ir.StringTensor) else tensor.nbytes
 
 
 def _weights(model: ir.Model) -> Iterator[ir.TensorProtocol]:
@@ -116,7 +173,7 @@ def _weights(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 def _read_weights(model: ir.Model, label: str) -> None:
     """Bring weights from beside the model into memory, all of them or the small ones that decide about shapes."""
     outside = [tensor for tensor in _weights(model) if isinstance(tensor, ir.ExternalTensor)]
-    for tensor in outside:
+    for tensor in outside:  # those of a file were checked before; a model in memory may name any
         file = Path(tensor.path)
         if not file.is_file():
             raise InputError(f"{label}: its weight file {tensor.location} is missing; keep both files in one folder")
@@ -124,6 +181,11 @@ def _read_weights(model: ir.Model, label: str) -> None:
             raise InputError(f"{label}: its weight file {tensor.location} is too short for {tensor.name}; copy it again")
     if not outside:
         return
+    with one_line(label):
+        _load(model)
+
+
+def _load(model: ir.Model) -> None:
     if is_small(model):
         ir.external_data.load_to_model(model)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from qknorm_onnx.errors import without_controls
 from qknorm_onnx.spec.one_line import one_line
 from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec
 from qknorm_onnx.spec.targets import DEFAULT_TARGET
@@ -47,7 +48,7 @@ class FusedAttention:
         return one_line(self.spec, query=self.query_preparation, key=self.key_preparation)
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.line}"
+        return without_controls(f"{self.name}: {self.line}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Declined:
     hint: str
 
     def __str__(self) -> str:
-        return f"{self.name}: declined at {self.node}: {self.reason}"
+        return without_controls(f"{self.name}: declined at {self.node}: {self.reason}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ class Refused:
     max_difference: float
 
     def __str__(self) -> str:
-        return f"{self.name}: refused: {self.reason} (largest difference {self.max_difference:.2g})"
+        return without_controls(f"{self.name}: refused: {self.reason} (largest difference {self.max_difference:.2g})")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from qknorm_onnx.errors import InputError
-from qknorm_onnx.graph.model_file import ModelSource, load_model
+from qknorm_onnx.graph.model_file import ModelSource, copy_model, load_model
 from qknorm_onnx.runtime.emulation import emulate_bfloat16
 from qknorm_onnx.runtime.float64_twin import raise_to_float64
 from qknorm_onnx.runtime.overloads import without_overloads
@@ -103,8 +103,9 @@ def run_prepared(model: ir.Model, *, note: str = "", prefer_reference: bool = Fa
 
 def loaded_model(source: HasModel | ModelSource) -> ir.Model:
     """An onnx_ir model of whatever holds one, which can be changed without changing `source`."""
-    is_source = isinstance(source, (str, os.PathLike, onnx.ModelProto, ir.Model))
-    return load_model(source if is_source else source.model)  # type: ignore[union-attr, arg-type]
+    if isinstance(source, (str, os.PathLike, onnx.ModelProto)):
+        return load_model(source)
+    return copy_model(source if isinstance(source, ir.Model) else source.model)
 
 
 def has_onnxruntime() -> bool:

@@ -138,6 +138,8 @@ def _explained(ort: Any, model: str | bytes, options: onnxruntime.SessionOptions
             f"onnxruntime has no kernel for a node of this model: {reason}. Its CPU provider computes hardly anything in "
             "bfloat16: export in float32 or float16 for it, or use a GPU"
         ) from error
+    except Exception as error:  # onnxruntime's own types have no common base
+        raise InputError(f"onnxruntime does not load the model: {' '.join(str(error).split())}") from error
 
 
 def model_of(program_or_path: HasModel | ModelSource) -> ir.Model:

@@ -85,7 +85,10 @@ def _typed_fields(owner: Any) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
 
 def _python_value(field: AttributeField, value: AttributeValue | bytes) -> Any:
     if isinstance(value, bytes):
-        value = value.decode()
+        try:
+            value = value.decode()
+        except UnicodeDecodeError as error:
+            raise SpecError(f"attribute {field.onnx_name} is {value!r}, which is no text") from error
     wanted = int if field.type is bool else field.type
     if not isinstance(value, wanted) and not (wanted is float and isinstance(value, int)):
         raise SpecError(f"attribute {field.onnx_name} is {value!r}; it must be of type {wanted.__name__}")

@@ -4,8 +4,7 @@ The vocabulary is ONNX's own where ONNX has one (Attention-25, RMSNormalization-
 becomes an ONNX attribute says so in its metadata; `attributes.py`, the C++ header and the documentation are generated
 from it. `reference.py` says what each field computes.
 
-Floats are rounded to float32 on construction, because an ONNX attribute is a float32: a spec read back from a file is
-equal to the one that was written.
+Floats are rounded to float32 on construction, as ONNX attributes are: a spec read back is equal to the one that was written.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ RotaryOrder = Literal["none", "after_norm", "before_norm"]
 SoftmaxPrecision = Literal["float32", "float64", "float16", "bfloat16"]
 
 UNLIMITED_WINDOW: Final = -1
+LARGEST_INTEGER: Final = 1 << 40  # sums and products of a few such sizes stay inside int64
 
 
 def normalises(kind: NormKind) -> bool:
@@ -156,6 +156,11 @@ def _round_fields(instance: object, *names: str) -> None:
         object.__setattr__(instance, name, rounded)
 
 
+def _require_bounded(instance: object, *names: str) -> None:
+    for name in (name for name in names if abs(getattr(instance, name)) > LARGEST_INTEGER):
+        raise SpecError(f"{type(instance).__name__}.{name} is {getattr(instance, name)}; beyond 2^40 is out of range")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NormSpec:
     """How q and k are normalised. x is one row of D values (`head`), of H*D values (`hidden`), or one of their groups.
@@ -198,6 +203,7 @@ class NormSpec:
         _require_choice("NormSpec", "axis", self.axis, NormAxis)
         _require_choice("NormSpec", "epsilon_mode", self.epsilon_mode, EpsilonMode)
         _require_choice("NormSpec", "weight_order", self.weight_order, NormWeightOrder)
+        _require_bounded(self, "groups")
         _require(self.groups >= 1, f"NormSpec.groups is {self.groups}; it must be at least 1")
         _round_fields(self, "q_epsilon", "k_epsilon")
         _require(
@@ -228,6 +234,7 @@ class RotarySpec:
     def check(self) -> None:
         """Raises SpecError where a value is unknown or two contradict each other, also if it got past the constructor."""
         _require_choice("RotarySpec", "order", self.order, RotaryOrder)
+        _require_bounded(self, "embedding_dim", "offset", "sections")
         _require(self.embedding_dim >= 0, f"RotarySpec.embedding_dim is {self.embedding_dim}; it must not be negative")
         _require(self.offset >= 0, f"RotarySpec.offset is {self.offset}; it must not be negative")
         _require(self.sections >= 1, f"RotarySpec.sections is {self.sections}; it must be at least 1")
@@ -280,6 +287,7 @@ class AttentionSpec:
 
     def check(self) -> None:
         """Raises SpecError where a value is unknown or two contradict each other, also if it got past the constructor."""
+        _require_bounded(self, "q_num_heads", "kv_num_heads", "left_window_size", "right_window_size")
         _require(self.q_num_heads >= 1, f"q_num_heads is {self.q_num_heads}; it must be at least 1")
         _require(self.kv_num_heads >= 1, f"kv_num_heads is {self.kv_num_heads}; it must be at least 1")
         _require(
@@ -377,6 +385,7 @@ class QKNormRotarySpec:
     def check(self) -> None:
         """Raises SpecError where a value is unknown or two contradict each other, also if it got past the constructor."""
         self.rotary.check()
+        _require_bounded(self, "num_heads")
         _require(self.num_heads >= 1, f"num_heads is {self.num_heads}; it must be at least 1")
         norm = NormSpec(
             q_kind=self.kind,

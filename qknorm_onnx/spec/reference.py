@@ -21,12 +21,14 @@ from qknorm_onnx.spec.qk_norm_spec import (
     QKNormRotarySpec,
     QKNormSpec,
     RotarySpec,
+    SpecError,
     normalises,
     rotates_after_norm,
     rotates_before_norm,
     spans_heads,
 )
 from qknorm_onnx.spec.shape_inference import check_attention_inputs, check_rotary_inputs
+from qknorm_onnx.spec.signature import FARTHEST_POSITION
 
 Array = npt.NDArray[Any]  # float64, computed here
 Tensor = npt.NDArray[Any]  # any type, as given
@@ -46,7 +48,7 @@ def qk_norm_attention(spec: QKNormSpec, inputs: Mapping[str, Tensor | None]) -> 
         `Y` (B, S, Hq*Dv), `present_key` (B, Hkv, T, D) and `present_value` (B, Hkv, T, Dv).
 
     Raises:
-        SpecError: shapes that contradict the spec or each other; the message names the input.
+        SpecError: shapes that contradict the spec or each other, or a length out of range; the message names the input.
     """
     given = {name: np.asarray(value) for name, value in inputs.items() if value is not None}
     check_attention_inputs(spec, {name: value.shape for name, value in given.items()})
@@ -238,7 +240,7 @@ def append_to_cache(past: Array | None, new_bhsd: Array, cache_length: Tensor | 
     for row, valid in enumerate(cache_length.astype(np.int64)):
         end = int(valid) + new_bhsd.shape[2]
         if not 0 <= int(valid) <= end <= past.shape[2]:
-            raise ValueError(f"cache_length[{row}] is {valid}: {new_bhsd.shape[2]} new entries do not fit into {past.shape[2]}")
+            raise SpecError(f"cache_length[{row}] is {valid}: {new_bhsd.shape[2]} new entries do not fit into {past.shape[2]}")
         present[row, :, int(valid) : end] = new_bhsd[row]
     return present
 
@@ -267,7 +269,8 @@ def visible_keys(
     spec: AttentionSpec, *, num_queries: int, num_keys: int, first_query: Tensor, valid_keys: Tensor | None
 ) -> npt.NDArray[np.bool_]:
     """Which keys each query may see by causality, windows and the filled part of the cache: (B, 1, S, T)."""
-    positions = first_query.astype(np.int64)[:, None] + np.arange(num_queries)
+    first = np.clip(first_query.astype(np.int64), -FARTHEST_POSITION, FARTHEST_POSITION)
+    positions = first[:, None] + np.arange(num_queries)
     distance = positions[:, None, :, None] - np.arange(num_keys)
     visible = np.ones(distance.shape, dtype=np.bool_)
     if spec.is_causal:

@@ -31,6 +31,9 @@ ROTARY_OP: Final = "QKNormRotary"
 # So every distinct body has a name of its own, of which the native library registers this many for each operator.
 NAMES_PER_OPERATOR: Final = 32
 
+# Positions (`query_offset`) further out see the same keys as this one, and sums with windows stay inside int64.
+FARTHEST_POSITION: Final = 1 << 61
+
 Dtype = Literal["float32", "float64", "float16", "bfloat16"]
 DTYPES: Final[tuple[Dtype, ...]] = ("float32", "float64", "float16", "bfloat16")
 Provider = Literal["cpu", "cuda"]

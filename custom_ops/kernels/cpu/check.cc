@@ -76,7 +76,7 @@ std::string expected_integer(const spec::AttributeRow& row, int64_t value) {
     case spec::AttributeKind::kBoolean:
       return value == 0 || value == 1 ? "" : "0 or 1";
     case spec::AttributeKind::kInteger:
-      return value >= -kUnlimited && value <= kUnlimited ? "" : "within +- 2^40";
+      return value >= -kLargestInteger && value <= kLargestInteger ? "" : "within +- 2^40";
     case spec::AttributeKind::kReal:
       break;
   }

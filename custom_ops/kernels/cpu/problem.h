@@ -102,7 +102,13 @@ struct KernelTable {
   void (*rotary)(const RotaryProblem& problem, Runtime& runtime);
 };
 
-// A bound that no position reaches, far from the ends of int64 so that sums with it cannot overflow.
-constexpr int64_t kUnlimited = int64_t{1} << 40;
+// Attributes beyond this are refused: no tensor has so many of anything.
+constexpr int64_t kLargestInteger = int64_t{1} << 40;
+
+// Positions further out are moved here, where they see the same keys: a call has at most 2^48 keys, and a window 2^40.
+constexpr int64_t kFarthestPosition = int64_t{1} << 61;
+
+// A window that no position reaches the end of, and no sum with one overflows.
+constexpr int64_t kUnlimited = int64_t{1} << 62;
 
 }  // namespace qknorm

@@ -17,9 +17,16 @@ from qknorm_onnx.spec.qk_norm_spec import UNLIMITED_WINDOW, AttentionSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mask:
-    """What is added to the logits, (..., S, T), and which rows see nothing, (..., S, 1) bool; None where there is no such."""
+    """What hides keys; None where there is no such.
+
+    added: everything as one tensor to add to the logits, (..., S, T).
+    visible, bias: the same in two parts, bool and float. A key that is not visible may hold NaN or Inf: no sum hides that.
+    empty_rows: which rows see nothing, (..., S, 1) bool.
+    """
 
     added: ir.Value | None = None
+    visible: ir.Value | None = None
+    bias: ir.Value | None = None
     empty_rows: ir.Value | None = None
 
 
@@ -87,10 +94,11 @@ def make_mask(
         added = body.op("Where", visible, zero if bias is None else bias, minus_infinity, name="mask", dtype=dtype)
     assert added is not None, "one of the two is given"
     if not may_be_empty:
-        return Mask(added=added)
+        return Mask(added=added, visible=visible, bias=bias)
     largest = body.op("ReduceMax", added, body.ints(-1), name="mask_largest", keepdims=1)
     empty = body.op("Equal", largest, minus_infinity, name="empty_rows", dtype=ir.DataType.BOOL)
-    return Mask(added=body.op("Where", empty, zero, added, name="mask_of_seeing_rows", dtype=dtype), empty_rows=empty)
+    seeing = body.op("Where", empty, zero, added, name="mask_of_seeing_rows", dtype=dtype)
+    return Mask(added=seeing, visible=visible, bias=bias, empty_rows=empty)
 
 
 def attend(body: BodyBuilder, spec: AttentionSpec, operands: AttentionOperands, mask: Mask) -> ir.Value:
@@ -143,11 +151,18 @@ def _logits(body: BodyBuilder, spec: AttentionSpec, query: ir.Value, key_bhtd: i
 
 
 def _masked(body: BodyBuilder, logits: ir.Value, operands: AttentionOperands, mask: Mask) -> ir.Value:
-    assert logits.dtype is not None, "the builder types every value"
-    if operands.used is not None:  # NaN + -inf would still be NaN
-        zero = body.scalar(0.0, logits.dtype)
-        logits = body.op("Where", operands.used, logits, zero, name="logits_of_used", dtype=logits.dtype)
-    return logits if mask.added is None else body.op("Add", logits, mask.added, name="masked_logits")
+    dtype = logits.dtype
+    assert dtype is not None, "the builder types every value"
+    if mask.visible is None:
+        assert operands.used is None, "entries of a cache that were never written are not visible"
+        return logits if mask.added is None else body.op("Add", logits, mask.added, name="masked_logits")
+    if mask.bias is not None:
+        logits = body.op("Add", logits, mask.bias, name="biased_logits")
+    hidden = body.scalar(float("-inf"), dtype)
+    if mask.empty_rows is not None:
+        zero = body.scalar(0.0, dtype)
+        hidden = body.op("Where", mask.empty_rows, zero, hidden, name="hidden_logit", dtype=dtype)
+    return body.op("Where", mask.visible, logits, hidden, name="masked_logits", dtype=dtype)
 
 
 def _softmax(body: BodyBuilder, logits: ir.Value, head_sink: ir.Value | None) -> ir.Value:

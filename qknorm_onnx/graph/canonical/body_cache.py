@@ -7,6 +7,7 @@ import dataclasses
 import onnx_ir as ir
 
 from qknorm_onnx.graph.canonical.body_builder import BodyBuilder, RuntimeSize
+from qknorm_onnx.spec.signature import FARTHEST_POSITION
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,16 +34,18 @@ def key_positions(
 ) -> KeyPositions:
     """Positions for projected keys (B, N, Hkv*D) and a past (B, Hkv, P, D)."""
     if cache_length is not None:
-        length = _per_row(body, cache_length, name="cache_length")
+        length = _per_row(body, cache_length, key, name="cache_length")
         num_new = body.size(key, 1, name="num_new_keys")
         new = body.op("Unsqueeze", count(body, num_new, name="new_key"), body.ints(1), name="new_key_column")
         return KeyPositions(
             first_query=length,
-            write_at=body.op("Add", length, new, name="write_at"),
+            write_at=body.op("Add", _never_from_the_end(body, length), new, name="write_at"),
             valid_keys=body.op("Add", length, body.as_vector(num_new), name="valid_keys"),
         )
     if query_offset is not None:
-        return KeyPositions(first_query=_per_row(body, query_offset, name="query_offset"))
+        offset = _per_row(body, query_offset, key, name="query_offset")
+        bounds = (body.scalar(bound, ir.DataType.INT64) for bound in (-FARTHEST_POSITION, FARTHEST_POSITION))
+        return KeyPositions(first_query=body.op("Clip", offset, *bounds, name="query_offset_in_range"))
     if past_key is not None:
         return KeyPositions(first_query=body.size(past_key, 2, name="past_length").vector)
     return KeyPositions()
@@ -74,5 +77,22 @@ def count(body: BodyBuilder, size: RuntimeSize, *, name: str) -> ir.Value:
     return body.op("Range", zero, end, one, name=name)
 
 
-def _per_row(body: BodyBuilder, lengths: ir.Value, *, name: str) -> ir.Value:
-    return body.op("Unsqueeze", lengths, body.ints(1, 2, 3), name=f"{name}_b111")
+def _per_row(body: BodyBuilder, lengths: ir.Value, key: ir.Value, *, name: str) -> ir.Value:
+    """(B) -> (B, 1, 1, 1), failing in the runtime where it is not one number for each row of the batch.
+
+    One number for all would be spread out silently. A Reshape to the batch size is no check: ONNX Runtime makes it one to -1.
+    """
+    shape = body.op("Concat", body.size(key, 0, name=f"{name}_batch").vector, body.ints(1), name=f"{name}_b1", axis=0)
+    zero = ir.tensor([0], dtype=ir.DataType.INT64)
+    zeros = body.op("ConstantOfShape", shape, name=f"{name}_of_each_row", dtype=ir.DataType.INT64, value=zero)
+    column = body.op("Unsqueeze", lengths, body.ints(1), name=f"{name}_column")
+    joined = body.op("Concat", column, zeros, name=f"{name}_joined", axis=1)
+    first = body.op("Slice", joined, body.ints(0), body.ints(1), body.ints(1), name=f"{name}_for_each_row")
+    return body.op("Unsqueeze", first, body.ints(2, 3), name=f"{name}_b111")
+
+
+def _never_from_the_end(body: BodyBuilder, length: ir.Value) -> ir.Value:
+    """A negative length as one behind the buffer, so that writing there fails: a negative index counts from the end."""
+    negative = body.op("Less", length, body.ints(0), name="length_is_negative", dtype=ir.DataType.BOOL)
+    beyond = body.scalar(FARTHEST_POSITION, ir.DataType.INT64)
+    return body.op("Where", negative, beyond, length, name="first_written", dtype=ir.DataType.INT64)

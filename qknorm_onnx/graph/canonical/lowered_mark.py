@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.report import FusedAttention
 from qknorm_onnx.spec.attributes import from_attributes, to_attributes
 from qknorm_onnx.spec.qk_norm_spec import QKNormSpec, SpecError
 
@@ -36,12 +35,13 @@ class LoweredMark:
     target: str
     normalised: bool
 
-    def as_fused(self, *, why: str = "") -> FusedAttention:
-        """The entry of a report, which says that the nodes were not looked at again, and `why`."""
+    @property
+    def note(self) -> str:
+        """What a report says of it: the nodes were not looked at again."""
         note = f"lowered earlier to {self.target}, says its mark in the file; left as it is, not proven again"
         if self.normalised and not self.spec.has_norm:
             note += "; its queries and keys are normalised in front of what the mark stands for"
-        return FusedAttention(name=self.name, spec=self.spec, target=self.target, note="; ".join(filter(None, [note, why])))
+        return note
 
 
 def write_mark(nodes: Iterable[ir.Node], mark: LoweredMark) -> None:

@@ -11,7 +11,13 @@ import onnx_ir as ir
 from qknorm_onnx.graph.canonical.body_signature import IR_DTYPES, BodySignature, signature_of
 from qknorm_onnx.spec.attributes import Spec, SpecT, from_attributes, to_attributes
 from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec, SpecError
-from qknorm_onnx.spec.shape_inference import Dim, infer_attention_outputs, infer_rotary_outputs
+from qknorm_onnx.spec.shape_inference import (
+    Dim,
+    check_attention_inputs,
+    check_rotary_inputs,
+    infer_attention_outputs,
+    infer_rotary_outputs,
+)
 from qknorm_onnx.spec.signature import (
     ATTENTION_INPUTS,
     ATTENTION_OP,
@@ -30,6 +36,8 @@ _FIXED_RANKS: Final = {
     "cache_length": 1, "query_offset": 1, "head_sink": 1,
 }  # fmt: skip
 _NEEDS_RANK: Final = frozenset({"cos", "sin"})
+_BROADCAST_INPUTS: Final = frozenset({"q_scale", "scale", "attention_bias"})  # of any rank up to four
+_RANK_OF_UNKNOWN: Final = 2  # that a table, gain or bias may have
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,13 +154,44 @@ def read_rotary_node(node: ir.Node) -> tuple[QKNormRotarySpec, RotaryInputs]:
     return _read_node(node, ROTARY_OP, QKNormRotarySpec, RotaryInputs)
 
 
+def check_known_shapes(node: ir.Node) -> None:
+    """Raises SpecError where the attributes, types and known shapes of a canonical node contradict each other.
+
+    What is not known contradicts nothing; `node_signature` asks for more.
+    """
+    signatures: tuple[TensorSignature, ...]
+    spec, inputs = read_attention_node(node) if is_attention_node(node) else read_rotary_node(node)
+    signatures = ATTENTION_INPUTS if isinstance(spec, QKNormSpec) else ROTARY_INPUTS
+    values = input_values(inputs)
+    first = values[signatures[0].name]
+    shapes: dict[str, list[Dim]] = {}
+    for tensor in signatures:
+        value = values[tensor.name]
+        if value is None:
+            continue
+        if first is not None and first.dtype is not None and value.dtype is not None:
+            _check_dtype(tensor, value, first.dtype)
+        known = [dim if isinstance(dim, int) else dim.value for dim in value.shape] if value.shape is not None else None
+        if known is not None or tensor.name not in _BROADCAST_INPUTS:
+            shapes[tensor.name] = known if known is not None else [None] * _FIXED_RANKS.get(tensor.name, _RANK_OF_UNKNOWN)
+    if isinstance(spec, QKNormSpec):
+        check_attention_inputs(spec, shapes)
+    else:
+        check_rotary_inputs(spec, shapes)
+
+
 def input_values(inputs: NodeInputs) -> dict[str, ir.Value | None]:
     """The inputs by name, in the operator's order, absent ones as None."""
     return {field.name: getattr(inputs, field.name) for field in dataclasses.fields(inputs)}
 
 
 def node_signature(node: ir.Node) -> BodySignature:
-    """What the body of a canonical node is made for. Raises SpecError where an input's type or rank is not known."""
+    """What the body of a canonical node is made for.
+
+    Raises:
+        SpecError: an input's type or rank is not known, or the node contradicts itself.
+    """
+    check_known_shapes(node)
     _, inputs = read_attention_node(node) if is_attention_node(node) else read_rotary_node(node)
     _checked_shapes(ATTENTION_INPUTS if is_attention_node(node) else ROTARY_INPUTS, inputs)
     return signature_of(input_values(inputs), num_outputs=len(node.outputs))

@@ -175,7 +175,10 @@ def _marked(mark: LoweredMark, *, instead_of: Outcome = NOTHING) -> Outcome:
     """What the mark of an earlier lowering says, and why the attention was not made one node again."""
     reasons = [miss.reason for miss in instead_of.declined] + [refusal.reason for refusal in instead_of.refused]
     why = "; ".join(f"not made one node again: {reason}" for reason in reasons)
-    return Outcome(fused=(mark.as_fused(why=why),)) if mark.normalised else Outcome(plain=(mark.name,))
+    if not mark.normalised:
+        return Outcome(plain=(mark.name,))
+    note = "; ".join(filter(None, [mark.note, why]))
+    return Outcome(fused=(reports.FusedAttention(name=mark.name, spec=mark.spec, target=mark.target, note=note),))
 
 
 def _declined(name: str, declined: Declined) -> Outcome:

@@ -31,7 +31,7 @@ class PreparePass(ir.passes.InPlacePass):
         common.InlinePass(criteria=lambda function: function.domain != DOMAIN)(model)
         RemoveIdentitiesPass()(model)
         DeriveShapesPass()(model)
-        fold_constants_ir(model, output_size_limit=LARGEST_FOLDED)
+        fold_constants_ir(model, output_size_limit=LARGEST_FOLDED, should_fold=_may_fold)
         RemoveIdentitiesPass()(model)
         common.RemoveUnusedNodesPass()(model)
         DeriveShapesPass()(model)
@@ -47,6 +47,12 @@ def _sort(model: ir.Model) -> None:
         behind = {value: place for place, node in enumerate(graph) for value in node.outputs}
         if any(behind.get(value, -1) >= place for place, node in enumerate(graph) for value in node.inputs if value is not None):
             graph.sort()
+
+
+def _may_fold(node: ir.Node) -> bool | None:
+    """Not texts: folded, they would be of a type that cannot be written. None leaves the decision to the folding."""
+    texts = any(value is not None and value.dtype == ir.DataType.STRING for value in (*node.inputs, *node.outputs))
+    return False if texts else None
 
 
 def share_equal_nodes(model: ir.Model) -> None:

@@ -168,6 +168,8 @@ def constant_tensor(array: np.ndarray, dtype: ir.DataType) -> IndexTensor | None
 
     None for any other table, for which nothing general can be said.
     """
+    if dtype == ir.DataType.STRING:
+        return None
     extents = tuple(map(Linear, array.shape))
     if array.size == 0:
         return tensor(extents, Linear() if dtype != ir.DataType.BOOL else TRUE, dtype)

@@ -23,7 +23,7 @@ QKNORM_INLINE int64_t valid_keys(const AttentionProblem& p, int64_t batch) {
 
 QKNORM_INLINE int64_t first_query_position(const AttentionProblem& p, int64_t batch) {
   const int64_t position = p.query_offset != nullptr ? p.query_offset[batch] : past_length(p, batch);
-  return smaller(larger(position, -kUnlimited), kUnlimited);
+  return smaller(larger(position, -kFarthestPosition), kFarthestPosition);
 }
 
 // Empty ranges have end <= begin.

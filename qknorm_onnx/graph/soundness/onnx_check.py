@@ -1,0 +1,144 @@
+"""ONNX's own checker and strict inference of types and shapes, on a model without its large weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+import onnx
+import onnx_ir as ir
+from onnx import checker, shape_inference
+
+from qknorm_onnx.errors import InputError
+from qknorm_onnx.graph.soundness.functions import all_nodes
+
+# Shapes, axes and bounds decide about other shapes; larger tensors do not.
+_LARGEST_KEPT: Final = 1 << 8  # elements
+# Operators that ONNX does not have, in ONNX's own domain: plugins of other runtimes. Nothing can be said of them.
+_FOREIGN_DOMAIN: Final = "unknown"
+
+
+def skeleton(model: ir.Model) -> onnx.ModelProto:
+    """The model as a message in which large weights are inputs of their type and shape. `model` is the same afterwards."""
+    with _light(model):
+        proto = ir.to_proto(model)
+    proto.graph.name = proto.graph.name or "graph"  # the checker wants one, runtimes do not
+    return proto
+
+
+def check_with_onnx(proto: onnx.ModelProto, label: str) -> bool:
+    """Whether the shapes that the model states for inner values are right.
+
+    They may be wrong, as some exporters write them and as runtimes forgive: only what operators say of their inputs counts.
+    Operators that ONNX does not know are left out.
+
+    Raises:
+        InputError: ONNX's checker or its inference of types and shapes finds a fault.
+    """
+    _set_foreign_apart(proto)
+    fault = _checker_fault(proto)
+    if fault is not None:
+        raise InputError(f"{label}: {fault}")
+    if _inference_fault(proto) is None:
+        return True
+    _forget_stated_shapes(proto)
+    fault = _inference_fault(proto)
+    if fault is not None:
+        raise InputError(f"{label}: {fault}")
+    return False
+
+
+def _checker_fault(proto: onnx.ModelProto) -> str | None:
+    """What the checker, which infers nothing, says of the model. It wants ranks of inputs and outputs; runtimes do not."""
+    unranked = [kind for value in (*proto.graph.input, *proto.graph.output) for kind in _unranked(value.type)]
+    for kind in unranked:
+        kind.shape.SetInParent()
+    try:
+        checker.check_model(proto.SerializeToString())
+    except checker.ValidationError as error:
+        return _reason(error)
+    for kind in unranked:
+        kind.ClearField("shape")
+    return None
+
+
+def _unranked(kind: onnx.TypeProto) -> list[onnx.TypeProto.Tensor]:
+    if kind.HasField("tensor_type"):
+        return [] if kind.tensor_type.HasField("shape") else [kind.tensor_type]
+    nested = kind.sequence_type if kind.HasField("sequence_type") else kind.optional_type
+    return _unranked(nested.elem_type) if nested.HasField("elem_type") else []
+
+
+def _inference_fault(proto: onnx.ModelProto) -> str | None:
+    try:
+        shape_inference.infer_shapes(proto.SerializeToString(), check_type=True, strict_mode=True, data_prop=False)
+    except (shape_inference.InferenceError, checker.ValidationError, RuntimeError) as error:
+        return _reason(error)
+    return None
+
+
+def _forget_stated_shapes(proto: onnx.ModelProto) -> None:
+    del proto.graph.value_info[:]
+    for output in proto.graph.output:
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.ClearField("shape")
+
+
+def _set_foreign_apart(proto: onnx.ModelProto) -> None:
+    """Move operators that ONNX does not have out of its domain, for the checker only."""
+    for scope in (proto, *proto.functions):
+        version = next((entry.version for entry in scope.opset_import if entry.domain in ("", "ai.onnx")), 0)
+        graph = scope.graph if isinstance(scope, onnx.ModelProto) else scope
+        known: dict[str, bool] = {}
+        foreign = False
+        for node in all_nodes(graph):
+            if node.domain not in ("", "ai.onnx"):
+                continue
+            if node.op_type not in known:
+                known[node.op_type] = not node.op_type or onnx.defs.has(node.op_type, "")
+            if not known[node.op_type] and version:
+                node.domain, foreign = _FOREIGN_DOMAIN, True
+        if foreign:
+            scope.opset_import.add(domain=_FOREIGN_DOMAIN, version=1)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of one of ONNX's errors, which go on with the whole node."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:500]
+
+
+def _is_large(tensor: ir.TensorProtocol | None) -> bool:
+    """Whether a weight is left out: what lies outside of the file is, whatever its size."""
+    return tensor is not None and (isinstance(tensor, ir.ExternalTensor) or tensor.size > _LARGEST_KEPT)
+
+
+@contextlib.contextmanager
+def _light(model: ir.Model) -> Iterator[None]:
+    """The main graph's large weights taken out meanwhile, inputs instead."""
+    graph = model.graph
+    taken = [value for value in graph.initializers.values() if _is_large(value.const_value)]
+    inputs, everything = list(graph.inputs), list(graph.initializers.values())
+    kept = [value for value in everything if value not in set(taken)]
+    given = set(inputs)
+    try:
+        graph.initializers.clear()
+        for value in kept:
+            graph.register_initializer(value)
+        for value in taken:
+            tensor = value.const_value
+            assert tensor is not None, "only weights with data were taken"
+            if value.shape is None:
+                value.shape = ir.Shape(tensor.shape.numpy())
+            if value.type is None:
+                value.type = ir.TensorType(tensor.dtype)
+            if value not in given:
+                graph.inputs.append(value)
+        yield
+    finally:
+        graph.inputs.clear()
+        graph.inputs.extend(inputs)
+        graph.initializers.clear()
+        for value in everything:
+            graph.register_initializer(value)
