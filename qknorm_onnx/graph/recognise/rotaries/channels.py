@@ -268,6 +268,22 @@ def _reduce_sum(visit: Visit) -> Channels:
     return np.expand_dims(out, places[0]) if attribute_int(visit.node, "keepdims", 1) else out
 
 
+def _matrix(visit: Visit) -> Channels:
+    """x times a constant matrix that picks values and signs, such as one that turns both halves."""
+    data, matrix = visit.only, constant(input_of(visit.node, 1))
+    if matrix is None or matrix.ndim != 2 or data.ndim != 1 or matrix.shape[0] != data.size:
+        raise NotLinearError("a product with something else than a constant matrix of channels")
+    out = np.empty(matrix.shape[1], dtype=object)
+    for column in range(matrix.shape[1]):
+        rows = np.flatnonzero(matrix[:, column])
+        signs = matrix[rows, column]
+        if not np.all(np.abs(signs) == 1):
+            raise NotLinearError("a product with a matrix that mixes values")
+        picked = [(data[row], int(sign)) for row, sign in zip(rows, signs, strict=True)]
+        out[column] = tuple(dataclasses.replace(term, sign=term.sign * sign) for terms, sign in picked for term in terms)
+    return out
+
+
 def _rotary_operator(visit: Visit) -> Channels:
     """RotaryEmbedding of heads (B, H, S, D) with tables that are already gathered."""
     data, node = visit.only, visit.node
@@ -311,6 +327,7 @@ CHANNEL_RULES: dict[tuple[str, str], Rule] = {
     ("", "Unsqueeze"): _unsqueeze,
     ("", "Squeeze"): _squeeze,
     ("", "Transpose"): _transpose,
+    ("", "MatMul"): _matrix,
     ("", "ReduceSum"): _reduce_sum,
     ("", "RotaryEmbedding"): _rotary_operator,
 }
