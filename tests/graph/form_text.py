@@ -34,6 +34,7 @@ class Form:
     prepare: str = RMS
     repeat: str = SAME
     product: str = "  scores = MatMul({q}, {k})\n"
+    softmax: str = "  p = Softmax<axis=-1>(logits)\n"
     weighed: str = "  o = MatMul(p, {v})\n"
     inputs: str = ""
     weights: tuple[tuple[str, np.ndarray], ...] = ()
@@ -59,7 +60,7 @@ def form_model(form: Form) -> ir.Model:
     body += form.prepare.format(x="q_t", y="q_p", n="q") + form.prepare.format(x="k_t", y="k_p", n="k")
     body += form.repeat.format(x="k_p", y="k_all", n="kr") + form.repeat.format(x="v_t", y="v_all", n="vr")
     body += "  k_last = Transpose<perm=[0, 1, 3, 2]>(k_all)\n" + form.product.format(q="q_p", k="k_last")
-    body += "  logits = Mul(scores, scale)\n  p = Softmax<axis=-1>(logits)\n" + form.weighed.format(v="v_all")
+    body += "  logits = Mul(scores, scale)\n" + form.softmax + form.weighed.format(v="v_all")
     body += "  o_t = Transpose<perm=[0, 2, 1, 3]>(o)\n  y = Reshape(o_t, o_dims)\n"
     opsets = ", ".join([f'"" : {form.opset}', *(f'"{domain}" : 1' for domain in form.domains)])
     generator = np.random.default_rng(3)

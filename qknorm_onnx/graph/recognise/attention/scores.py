@@ -25,6 +25,7 @@ from qknorm_onnx.graph.recognise.attention.windows import read_window_masks
 from qknorm_onnx.graph.walk.broadcasts import unrepeated
 from qknorm_onnx.graph.walk.constants import input_of, number, producer
 from qknorm_onnx.graph.walk.layout import dims_of, letters_of
+from qknorm_onnx.graph.walk.readings import first_answer
 
 MAX_STEPS = 24
 
@@ -66,7 +67,7 @@ def read_scores(value: ir.Value) -> Scores | Declined | None:
             return None
         if is_product(node):
             break
-        step = next((found for reader in SCORE_READERS if (found := reader(node)) is not None), None)
+        step = first_answer(SCORE_READERS, node, "attention")
         if step is None:
             return _stopped(node)
         steps.append(step)

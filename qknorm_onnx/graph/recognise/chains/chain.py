@@ -20,6 +20,7 @@ from qknorm_onnx.graph.walk.broadcasts import unrepeated
 from qknorm_onnx.graph.walk.constants import constant, input_of, producer
 from qknorm_onnx.graph.walk.head_groups import has_tiled_heads, joined_heads, tiled_refusal, with_head_axis
 from qknorm_onnx.graph.walk.layout import dims_of, same_size, step_back
+from qknorm_onnx.graph.walk.readings import first_answer
 from qknorm_onnx.graph.walk.repeats import read_copied_axes, read_copied_groups, read_copied_head, read_listed_heads
 
 MAX_STEPS = 64
@@ -56,7 +57,7 @@ def _walk(start: Located, readers: tuple[OpenReader, ...], steps: Steps = ()) ->
             break
         kinds = [type(step.fragment) for step in steps]
         asked = [reader.read for reader in readers if not any(kind in kinds for kind in reader.closed_by)]
-        found = next((answer for read in asked if (answer := read(here)) is not None), None)
+        found = first_answer(asked, here, "chains")
         if isinstance(found, Declined):
             return Chain(start, steps, tuple(path), found)
         if found is not None:
@@ -77,7 +78,7 @@ def _walk(start: Located, readers: tuple[OpenReader, ...], steps: Steps = ()) ->
 
 def read_repeat(located: Located) -> Steps | Declined | None:
     """Repeated key / value heads."""
-    found = next((answer for read in REPEAT_READERS if (answer := read(located)) is not None), None)
+    found = first_answer(REPEAT_READERS, located, "chains")
     return (Step(*found),) if found is not None else None
 
 

@@ -19,6 +19,7 @@ from qknorm_onnx.graph.recognise.norms.row_size import RowSize, mean_of, read_in
 from qknorm_onnx.graph.walk.broadcasts import unrepeated
 from qknorm_onnx.graph.walk.constants import attribute_float, attribute_int, input_of, producer, rank_of
 from qknorm_onnx.graph.walk.layout import dims_of, letters_of, same_size
+from qknorm_onnx.graph.walk.readings import first_answer
 from qknorm_onnx.spec.qk_norm_spec import NormAxis, NormKind, spans_heads
 
 CENTRED_HINT = "divide by the root of the mean of squares, as LayerNorm does, and put the factor into the weight"
@@ -29,11 +30,7 @@ NormReader = Callable[[Located], tuple[Step, ...] | Declined | None]
 
 def read_norm(located: Located) -> tuple[Step, ...] | Declined | None:
     """The norm that makes `located`, in any spelling."""
-    for reader in NORM_READERS:
-        found = reader(located)
-        if found is not None:
-            return found
-    return None
+    return first_answer(NORM_READERS, located, "norms")
 
 
 def read_operator(located: Located) -> tuple[Step, ...] | Declined | None:

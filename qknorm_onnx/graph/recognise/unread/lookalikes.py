@@ -19,8 +19,14 @@ PROJECTIONS = frozenset(
         "MatMulInteger",
         "MatMulNBits",
         "DynamicQuantizeMatMul",
+        "MatMulIntegerToFloat",
+        "QLinearMatMul",
+        "QGemm",
+        "FusedMatMul",
+        "FusedGemm",
         "Gather",
         "GatherND",
+        "GatherBlockQuantized",
         "Attention",
     ]
 )
