@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import logging
 
 import onnx_ir as ir
 
@@ -13,8 +15,9 @@ from qknorm_onnx.graph.onnxruntime_release import needs_of
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
 from qknorm_onnx.graph.passes.raise_opset import raise_to_floor
-from qknorm_onnx.graph.report import FusionReport
+from qknorm_onnx.graph.report import Declined, FusionReport
 from qknorm_onnx.graph.soundness.guard import one_line
+from qknorm_onnx.graph.walk.readings import ROOMS, Reading
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,3 +55,65 @@ def _inspect(model: ir.Model) -> Inspection:
     present = tuple(item for item in report.fused if item.name in done)
     recognised = tuple(item for item in report.fused if item.name not in done)
     return Inspection(dataclasses.replace(report, fused=present, needs=needs), FusionReport(fused=recognised))
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What the recognisers were asked on the way to one refusal, in order."""
+
+    declined: Declined
+    readings: tuple[Reading, ...]
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """One line for each node that was read, and for those that were not, where each reader gave up and what it found there.
+
+        Nodes that only move axes, and that nobody looked into, are left out, except the last one.
+        """
+        found: list[str] = []
+        groups = [list(group) for _, group in itertools.groupby(self.readings, key=lambda reading: reading.asked)]
+        for group in groups:
+            read = [reading for reading in group if reading.outcome != "no"]
+            stops = dict.fromkeys(f"  {reading.reader}: {reading.stopped}" for reading in group if reading.stopped)
+            if read and read[-1].outcome == "declined":
+                found += [f"{group[0].asked}: declined by {read[-1].reader}", *stops]
+            elif read:
+                found.append(f"{group[0].asked}: read by {read[-1].reader}")
+            elif stops or group is groups[-1]:
+                asked = ", ".join(dict.fromkeys(reading.reader for reading in group))
+                found += [f"{group[0].asked}: not read", *stops, f"  asked: {asked}"]
+        return tuple(found)
+
+
+def explain_model(source: ModelSource) -> tuple[Inspection, tuple[Explanation, ...]]:
+    """`inspect_model`, and for each declined attention how far each recogniser came: as the loggers of the rooms say it."""
+    logger, listener = logging.getLogger(ROOMS), _Listener()
+    level = logger.level
+    logger.addHandler(listener)
+    logger.setLevel(logging.DEBUG)
+    try:
+        inspection = inspect_model(source)
+    finally:
+        logger.removeHandler(listener)
+        logger.setLevel(level)
+    return inspection, tuple(listener.found)
+
+
+class _Listener(logging.Handler):
+    """Gathers readings, from the first one of a node to the refusal that they lead to."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.found: list[Explanation] = []
+        self._readings: list[Reading] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep what a record carries; nothing is printed."""
+        reading, declined = getattr(record, "reading", None), getattr(record, "declined", None)
+        if hasattr(record, "begins"):
+            self._readings = []
+        if isinstance(reading, Reading):
+            self._readings.append(reading)
+        if isinstance(declined, Declined):
+            self.found.append(Explanation(declined, tuple(self._readings)))
+            self._readings = []

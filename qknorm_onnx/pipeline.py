@@ -131,7 +131,7 @@ def require_complete(report: FusionReport) -> None:
     if report.complete:
         return
     if not (report.fused or report.declined or report.refused):
-        raise FusionRequiredError("no QK-Norm attention found: queries and keys of this model are not normalised")
+        raise FusionRequiredError(f"no QK-Norm attention found: {report.absence}")
     misses = [f"{miss.name}: {miss.reason}" for miss in report.declined]
     misses += [f"{refusal.name}: {refusal.reason}" for refusal in report.refused]
     total = len(report.fused) + len(misses)

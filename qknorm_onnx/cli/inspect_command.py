@@ -19,6 +19,7 @@ from qknorm_onnx.errors import FusionRequiredError
 from qknorm_onnx.spec.targets import PROVIDERS
 
 if TYPE_CHECKING:
+    from qknorm_onnx.inspection import Explanation
     from qknorm_onnx.runtime.placement import NodePlacement
     from qknorm_onnx.spec.signature import Provider
 
@@ -28,17 +29,20 @@ RUNS_IN_STYLES: Final = {"native kernel": "green", "function body": "yellow", "u
 @click.command("inspect")
 @existing_model
 @require_fusion_option
+@click.option("--explain", is_flag=True, help="Also say of each declined attention how far each recogniser came.")
 @click.option("--placement", is_flag=True, help="Also create a session and say which kernel runs each fused node.")
 @provider_option(f"With --placement: the session is on {listed(PROVIDERS)}.")
 @json_option
-def command(model: Path, require_fusion: bool, placement: bool, provider: str, as_json: bool) -> None:
+def command(model: Path, require_fusion: bool, explain: bool, placement: bool, provider: str, as_json: bool) -> None:
     """List each attention of the ONNX file MODEL: fused or not, its spec in one line, or why not. Changes nothing."""
-    from qknorm_onnx.inspection import inspect_model
+    from qknorm_onnx.inspection import explain_model, inspect_model
 
-    inspection = inspect_model(model)
+    inspection, explanations = explain_model(model) if explain else (inspect_model(model), ())
     placements = _placements(model, provider) if placement else None
     if as_json:
         found = {"model": str(model), "recognised": report_as_data(inspection.recognised)["fused"]}
+        if explain:
+            found["explanations"] = [{"name": item.declined.name, "lines": list(item.lines)} for item in explanations]
         if placements is not None:
             found["placement"] = [dataclasses.asdict(item) for item in placements]
         click.echo(json.dumps({**found, **report_as_data(inspection.present)}))
@@ -50,14 +54,21 @@ def command(model: Path, require_fusion: bool, placement: bool, provider: str, a
         if inspection.recognised.fused:
             print_report(console, inspection.recognised, fused_word="recognised")
             console.print(f"'qknorm-onnx fuse {model} OUT' makes each of these one node", highlight=False)
+        _print_explanations(console, explanations)
         if placements is not None:
             _print_placements(console, placements)
     if require_fusion and (inspection.recognised.fused or not inspection.present.complete):
         missing = dataclasses.asdict(inspection.present)["declined"]
         count = len(inspection.recognised.fused) + len(missing)
-        raise FusionRequiredError(
-            f"{count} QK-Norm attention(s) of {model} are not one node" if count else f"no QK-Norm attention found in {model}"
-        )
+        absent = f"no QK-Norm attention found in {model}: {inspection.present.absence}"
+        raise FusionRequiredError(f"{count} QK-Norm attention(s) of {model} are not one node" if count else absent)
+
+
+def _print_explanations(console: Console, explanations: tuple[Explanation, ...]) -> None:
+    """Each declined attention, and the lines of its explanation."""
+    for item in explanations:
+        for line in (str(item.declined), *(f"  {line}" for line in item.lines)):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _placements(model: Path, provider: str) -> tuple[NodePlacement, ...]:

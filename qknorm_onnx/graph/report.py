@@ -112,3 +112,14 @@ class FusionReport:
             plain = f"; {len(self.plain)} attention(s) without it" if self.plain else ""
             return f"no QK-Norm attention found{plain}"
         return f"{fused_word} {len(self.fused)} of {total} QK-Norm attentions"
+
+    @property
+    def absence(self) -> str:
+        """What was read and what was not, where no attention is fused, declined or refused."""
+        if self.plain:
+            names = ", ".join(self.plain[:3]) + (", ..." if len(self.plain) > 3 else "")
+            return f"{len(self.plain)} attention(s) were found ({names}), and no norm of their queries or keys was seen"
+        return (
+            "nothing in this model was seen to be attention, neither a softmax between two products of computed tensors nor an "
+            "attention operator that is known; of queries and keys nothing was read"
+        )

@@ -263,7 +263,7 @@ def retention(block, q, k, v):
     return (q @ k.mT * 0.9 ** steps.clamp(min=0) * (steps >= 0)) @ v
 
 
-NO_ATTENTION = [softmax_over_queries, linear_attention, pooled, routed, expert_choice, gated, retention]
+NO_ATTENTION = [pooled, routed, expert_choice, gated]
 
 
 def sigmoid(block, q, k, v):
@@ -300,6 +300,9 @@ OTHER_FUNCTIONS = {
     silu: "Sigmoid",
     softplus_over_its_sum: "Softplus",
     classified: "Sigmoid",
+    softmax_over_queries: "does not run over the keys",
+    linear_attention: "linear attention",
+    retention: "linear attention",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -21,13 +22,16 @@ from qknorm_onnx.graph.passes.prepare import share_equal_nodes
 from qknorm_onnx.graph.recognise.attention.softmax_attention import read_core
 from qknorm_onnx.graph.recognise.masks.mask import MaskContext
 from qknorm_onnx.graph.recognise.qk_norm_attention import recognise_attention
+from qknorm_onnx.graph.recognise.unread.operators import read_named_operator
 from qknorm_onnx.graph.recognise.unread.unread import divided_by_norms, normalises_operands, unread_attention
+from qknorm_onnx.graph.recognise.unread.unread_products import unread_product
 from qknorm_onnx.graph.recognise.unread.unsoftmaxed import unsoftmaxed_attention
 from qknorm_onnx.graph.rewrite.insertion import insert
 from qknorm_onnx.graph.rewrite.prover import Proof, Prover
 from qknorm_onnx.graph.rewrite.region import RegionError, region_models
 from qknorm_onnx.graph.rewrite.replacement import Replacement, build_replacement
 from qknorm_onnx.graph.walk.naming import attention_name, module_path, node_name
+from qknorm_onnx.graph.walk.readings import ROOMS
 from qknorm_onnx.spec.qk_norm_spec import SpecError
 from qknorm_onnx.spec.signature import DOMAIN, VERSION
 
@@ -106,9 +110,11 @@ class _Fusion:
         return outcome, fused
 
     def _read(self, node: ir.Node, masks: MaskContext, graph: ir.Graph) -> tuple[Outcome, bool]:
-        core = read_core(node) or unread_attention(node, self.unread)
+        core = read_core(node) or read_named_operator(node) or unread_attention(node, self.unread)
         if core is None:
-            unlike = unsoftmaxed_attention(node, self.unread)
+            unlike = unread_product(node) or unsoftmaxed_attention(node, self.unread)
+            if isinstance(unlike, Plain):
+                return Outcome(plain=(unlike.name,)), False
             return (_declined(node_name(node), unlike) if unlike is not None else NOTHING), False
         if isinstance(core, Core):
             return self._rewrite(core, recognise_attention(core, masks), graph)
@@ -184,6 +190,7 @@ def _marked(mark: LoweredMark, *, instead_of: Outcome = NOTHING) -> Outcome:
 def _declined(name: str, declined: Declined) -> Outcome:
     node = declined.node.name or declined.node.op_type if declined.node is not None else ""
     entry = reports.Declined(name=name, reason=declined.reason, node=node, hint=declined.hint)
+    logging.getLogger(ROOMS).debug("%s", entry, extra={"declined": entry})
     return Outcome(declined=(entry,))
 
 

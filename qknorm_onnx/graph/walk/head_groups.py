@@ -6,14 +6,14 @@ are larger than 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match.fragments import Repeat
 from qknorm_onnx.graph.match.located import Declined, Dim, Layout, Located
 from qknorm_onnx.graph.walk.constants import producer
 from qknorm_onnx.graph.walk.layout import dims_of, letters_of, same_size
+from qknorm_onnx.graph.walk.repeats import copies_of
 
 TILED = "query head h reads key head h modulo their number"
 TILED_HINT = (
@@ -27,6 +27,16 @@ def joined_heads(located: Located) -> Located:
     if not any("KG" in letters for letters in located.layout):
         return located
     return located.at(located.value, tuple(letters.replace("KG", "H") for letters in located.layout))
+
+
+def with_head_axis(located: Located) -> Located:
+    """`located`, whose single head is part of another axis, with the head as the axis of size 1 that it also has."""
+    inner = [letters for letters in located.layout if "H" in letters and len(letters) > 1]
+    if located.sizes.get("H") != 1 or len(inner) != 1 or "" not in located.layout:
+        return located
+    layout = [letters.replace("H", "") if letters == inner[0] else letters for letters in located.layout]
+    layout[located.layout.index("")] = "H"
+    return located.at(located.value, tuple(layout))
 
 
 def has_tiled_heads(located: Located) -> bool:
@@ -56,17 +66,9 @@ def head_axes(sizes: tuple[int, int], key_sizes: tuple[Dim | None, Dim | None], 
 
 def _is_expanded_first(key: ir.Value, sizes: tuple[int, int]) -> bool:
     """Whether `key` was expanded along the first of its two axes of heads."""
-    expand = producer(key, "Expand", "Transpose")
-    if expand is not None and expand.op_type == "Transpose":
-        expand = producer(expand.inputs[0], "Expand")
-    source = expand.inputs[0] if expand is not None else None
-    if expand is None or source is None:
-        return False
-    before, after = dims_of(source), dims_of(expand.outputs[0])
-    if before is None or after is None or len(before) != len(after):
-        return False
-    grown = [size for old, size in zip(before, after, strict=True) if old == 1 and size != 1]
-    return grown == [sizes[0]] and sizes[0] != sizes[1]
+    moved = producer(key, "Transpose")
+    copies = copies_of(moved.inputs[0] if moved is not None else key)
+    return copies is not None and copies.count == sizes[0] and sizes[0] != sizes[1]
 
 
 def beside_queries(value: ir.Value, layout: Layout, sizes: Mapping[str, Dim]) -> Located | None:
@@ -88,18 +90,3 @@ def beside_queries(value: ir.Value, layout: Layout, sizes: Mapping[str, Dim]) ->
     elif "H" not in letters and "K" not in letters:
         known["H"] = 1
     return Located(value, own, known)
-
-
-def read_expanded_groups(located: Located) -> tuple[Repeat, Located] | None:
-    """Key / value heads (B, K, 1, S, D) expanded to the query heads of each, and never made one axis with them."""
-    expand, axis, copies = producer(located.value, "Expand"), located.axis_of("G"), located.static("G")
-    source = expand.inputs[0] if expand is not None else None
-    before, after = dims_of(source) if source is not None else None, dims_of(located.value)
-    heads = located.static("K")
-    if source is None or axis is None or before is None or after is None or copies is None or heads is None:
-        return None
-    rest: Sequence[bool] = [same_size(*pair) for place, pair in enumerate(zip(before, after, strict=False)) if place != axis]
-    if len(before) != len(after) or before[axis] != 1 or after[axis] != copies or not all(rest):
-        return None
-    layout = tuple("" if letters == "G" else letters.replace("K", "H") for letters in located.layout)
-    return Repeat(copies), Located(source, layout, {**located.sizes, "H": heads})

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match.fragments import Repeat
 from qknorm_onnx.graph.match.located import Dim, Layout, Located
 from qknorm_onnx.graph.symbolic.dimensions import dim_of_form, form_of_dim
 from qknorm_onnx.graph.symbolic.products import product_of
@@ -225,29 +224,3 @@ LAYOUT_READERS: dict[str, LayoutReader] = {
     "Slice": _slice,
     "Gather": _gather,
 }
-
-
-def read_expanded_heads(located: Located) -> tuple[Repeat, Located] | None:
-    """Key / value heads repeated by `Unsqueeze > Expand > Reshape`: each head n times in a row (`repeat_interleave`).
-
-    The copies must lie inside of the head axis: the other order (tiling) means another attention.
-    """
-    reshape = producer(located.value, "Reshape")
-    expand = producer(reshape.inputs[0], "Expand") if reshape is not None else None
-    source = expand.inputs[0] if expand is not None else None
-    if expand is None or source is None:
-        return None
-    before, after = dims_of(source), dims_of(expand.outputs[0])
-    heads = located.static("H")
-    if before is None or after is None or heads is None or len(before) != len(after):
-        return None
-    grown = [axis for axis, (old, new) in enumerate(zip(before, after, strict=True)) if old == 1 and new != 1]
-    copies = after[grown[0]] if len(grown) == 1 else None
-    if not isinstance(copies, int) or heads % copies or before[grown[0]] != 1:
-        return None
-    sizes = {**located.sizes, "H": heads // copies, "R": copies}
-    layout = regroup(letters_of(located.layout).replace("H", "HR"), after, sizes)
-    if layout is None or layout[grown[0]] != "R":
-        return None
-    del sizes["R"]
-    return Repeat(copies), Located(source, tuple("" if axis == "R" else axis for axis in layout), sizes)

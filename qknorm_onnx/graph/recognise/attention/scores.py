@@ -22,9 +22,10 @@ from qknorm_onnx.graph.recognise.attention.products import (
 )
 from qknorm_onnx.graph.recognise.attention.sinks import read_sink_column
 from qknorm_onnx.graph.recognise.attention.windows import read_window_masks
-from qknorm_onnx.graph.recognise.norms.norm import aligned
+from qknorm_onnx.graph.walk.broadcasts import unrepeated
 from qknorm_onnx.graph.walk.constants import input_of, number, producer
 from qknorm_onnx.graph.walk.layout import dims_of, letters_of
+from qknorm_onnx.graph.walk.readings import first_answer
 
 MAX_STEPS = 24
 
@@ -66,7 +67,7 @@ def read_scores(value: ir.Value) -> Scores | Declined | None:
             return None
         if is_product(node):
             break
-        step = next((found for reader in SCORE_READERS if (found := reader(node)) is not None), None)
+        step = first_answer(SCORE_READERS, node, "attention")
         if step is None:
             return _stopped(node)
         steps.append(step)
@@ -215,7 +216,7 @@ def read_scaled(node: ir.Node) -> ScoreStep | None:
         value = number(factor)
         if value is not None:
             return dataclasses.replace(scores, scale=scores.scale / value if inverse else scores.scale * value)
-        parameter = aligned(factor, scores.layout)
+        parameter = unrepeated(factor, scores.layout)
         if "T" in letters_of(parameter.layout):
             return Declined("its logits are multiplied by a factor of their own for each key", node, FACTOR_HINT)
         if any(len(letters) > 1 or letters in ("K", "G") for letters in parameter.layout):

@@ -18,17 +18,14 @@ from qknorm_onnx.graph.recognise.attention.scores import AXES_HINT, Scores, read
 from qknorm_onnx.graph.recognise.attention.sinks import cuts_last_column
 from qknorm_onnx.graph.walk.constants import attribute_float, attribute_int, input_of, number, producer, rank_of
 from qknorm_onnx.graph.walk.layout import dims_of
+from qknorm_onnx.graph.walk.readings import first_answer
 
 CoreReader = Callable[[ir.Node], Core | Declined | None]
 
 
 def read_core(node: ir.Node) -> Core | Declined | None:
     """The core whose softmax (or fused operator) `node` is; None where it is no attention at all."""
-    for reader in CORE_READERS:
-        core = reader(node)
-        if core is not None:
-            return core
-    return None
+    return first_answer(CORE_READERS, node, "attention", begins=True)
 
 
 def read_softmax(node: ir.Node) -> Core | Declined | None:

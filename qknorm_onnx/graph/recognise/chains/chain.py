@@ -11,13 +11,17 @@ from qknorm_onnx.graph.match.fragments import CacheAppend, Chain, Factor, Fragme
 from qknorm_onnx.graph.match.located import Declined, Layout, Located
 from qknorm_onnx.graph.recognise.chains.buffer_write import read_buffer_write
 from qknorm_onnx.graph.recognise.chains.cache import read_cache_append
+from qknorm_onnx.graph.recognise.chains.grouped_norm import read_grouped_norm
 from qknorm_onnx.graph.recognise.chains.streams import read_streams
-from qknorm_onnx.graph.recognise.norms.norm import aligned, read_norm
+from qknorm_onnx.graph.recognise.norms.norm import read_norm
 from qknorm_onnx.graph.recognise.rotaries.rotary import read_rotary
 from qknorm_onnx.graph.recognise.unread.lookalikes import norm_behind
+from qknorm_onnx.graph.walk.broadcasts import unrepeated
 from qknorm_onnx.graph.walk.constants import constant, input_of, producer
-from qknorm_onnx.graph.walk.head_groups import has_tiled_heads, joined_heads, read_expanded_groups, tiled_refusal
-from qknorm_onnx.graph.walk.layout import dims_of, read_expanded_heads, same_size, step_back
+from qknorm_onnx.graph.walk.head_groups import has_tiled_heads, joined_heads, tiled_refusal, with_head_axis
+from qknorm_onnx.graph.walk.layout import dims_of, same_size, step_back
+from qknorm_onnx.graph.walk.readings import first_answer
+from qknorm_onnx.graph.walk.repeats import read_copied_axes, read_copied_groups, read_copied_head, read_listed_heads
 
 MAX_STEPS = 64
 GATE_HINT = (
@@ -53,7 +57,7 @@ def _walk(start: Located, readers: tuple[OpenReader, ...], steps: Steps = ()) ->
             break
         kinds = [type(step.fragment) for step in steps]
         asked = [reader.read for reader in readers if not any(kind in kinds for kind in reader.closed_by)]
-        found = next((answer for read in asked if (answer := read(here)) is not None), None)
+        found = first_answer(asked, here, "chains")
         if isinstance(found, Declined):
             return Chain(start, steps, tuple(path), found)
         if found is not None:
@@ -65,7 +69,7 @@ def _walk(start: Located, readers: tuple[OpenReader, ...], steps: Steps = ()) ->
             before = step_back(here)
             if before is None:
                 break
-            here = joined_heads(before)
+            here = with_head_axis(joined_heads(before))
             if has_tiled_heads(here):
                 return Chain(start, steps, tuple(path), tiled_refusal(here) if norm_behind(here.value) else None)
         path.append(here)
@@ -74,14 +78,22 @@ def _walk(start: Located, readers: tuple[OpenReader, ...], steps: Steps = ()) ->
 
 def read_repeat(located: Located) -> Steps | Declined | None:
     """Repeated key / value heads."""
-    found = read_expanded_heads(located) or read_expanded_groups(located)
+    found = first_answer(REPEAT_READERS, located, "chains")
     return (Step(*found),) if found is not None else None
+
+
+REPEAT_READERS = (read_copied_groups, read_copied_axes, read_copied_head, read_listed_heads)
 
 
 def read_cached(located: Located) -> Steps | Declined | None:
     """A cache in front of new keys or values."""
     found = read_cache_append(located) or read_buffer_write(located)
     return found if found is None or isinstance(found, Declined) else (Step(*found),)
+
+
+def read_grouped(located: Located) -> Steps | Declined | None:
+    """A norm over parts of each head."""
+    return read_grouped_norm(located, lambda inner: _walk(inner, GROUPED_READERS))
 
 
 def read_joined(located: Located) -> Steps | Declined | None:
@@ -108,7 +120,7 @@ def read_factor(located: Located) -> Steps | Declined | None:
     if _depends_on(parameter, data):
         return Declined("it is multiplied by something that is computed from it", node, GATE_HINT)
     source = located.at(data, located.layout)
-    return (Step(Factor(aligned(parameter, located.layout), node.op_type == "Div", node), source),)
+    return (Step(Factor(unrepeated(parameter, located.layout), node.op_type == "Div", node), source),)
 
 
 def read_offset(located: Located) -> Steps | Declined | None:
@@ -120,7 +132,7 @@ def read_offset(located: Located) -> Steps | Declined | None:
     if operands is None:
         return None
     data, parameter = operands
-    placed = aligned(parameter, located.layout)
+    placed = unrepeated(parameter, located.layout)
     if "B" in "".join(placed.layout) or "S" in "".join(placed.layout):
         return None
     return (Step(Offset(placed, node), located.at(data, located.layout)),)
@@ -131,10 +143,12 @@ PREPARED_READERS = (
     OpenReader(read_cached, (CacheAppend,)),
     OpenReader(read_joined, (Norm,)),
     OpenReader(read_norm, (Norm,)),
+    OpenReader(read_grouped, (Norm,)),
     OpenReader(read_rotated, (Rotary,)),
     OpenReader(read_factor, (Norm,)),
     OpenReader(read_offset, (Norm, Offset)),
 )
+GROUPED_READERS = (OpenReader(read_norm, (Norm,)), OpenReader(read_factor, (Norm,)), OpenReader(read_offset, (Norm, Offset)))
 VALUE_READERS = (OpenReader(read_repeat, (Repeat,)), OpenReader(read_cached, (CacheAppend,)))
 
 
@@ -147,6 +161,10 @@ def _data_and_parameter(node: ir.Node, located: Located) -> tuple[ir.Value, ir.V
         return (first, second) if _covers(first, located.layout, located) else None
     if constant(first) is not None or not _covers(first, located.layout, located):
         return second, first
+    for data, parameter in ((first, second), (second, first)):  # both are of full size: one may be a small one, expanded
+        small = unrepeated(parameter, located.layout)
+        if small.value is not parameter and not {"B", "S"} & set(small.layout):
+            return data, parameter
     return None
 
 

@@ -13,11 +13,13 @@ from typing import assert_never
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import Factor, Norm, Offset, Step
-from qknorm_onnx.graph.match.located import Declined, Layout, Located, Parameter
+from qknorm_onnx.graph.match.located import Declined, Layout, Located
 from qknorm_onnx.graph.recognise.norms.groups import read_group_norm, read_instance_norm, read_norm_of_each_head
 from qknorm_onnx.graph.recognise.norms.row_size import RowSize, mean_of, read_inverse_size, read_size, same_row
+from qknorm_onnx.graph.walk.broadcasts import unrepeated
 from qknorm_onnx.graph.walk.constants import attribute_float, attribute_int, input_of, producer, rank_of
 from qknorm_onnx.graph.walk.layout import dims_of, letters_of, same_size
+from qknorm_onnx.graph.walk.readings import first_answer
 from qknorm_onnx.spec.qk_norm_spec import NormAxis, NormKind, spans_heads
 
 CENTRED_HINT = "divide by the root of the mean of squares, as LayerNorm does, and put the factor into the weight"
@@ -28,11 +30,7 @@ NormReader = Callable[[Located], tuple[Step, ...] | Declined | None]
 
 def read_norm(located: Located) -> tuple[Step, ...] | Declined | None:
     """The norm that makes `located`, in any spelling."""
-    for reader in NORM_READERS:
-        found = reader(located)
-        if found is not None:
-            return found
-    return None
+    return first_answer(NORM_READERS, located, "norms")
 
 
 def read_operator(located: Located) -> tuple[Step, ...] | Declined | None:
@@ -54,7 +52,7 @@ def read_operator(located: Located) -> tuple[Step, ...] | Declined | None:
     for index, fragment in ((2, Offset), (1, Factor)):
         operand = input_of(node, index)
         if operand is not None:
-            steps.append(Step(fragment(aligned(operand, located.layout), node=node), inner))
+            steps.append(Step(fragment(unrepeated(operand, located.layout), node=node), inner))
     norm = Norm(kind=kind, axis=axis, epsilon=attribute_float(node, "epsilon", 1e-5), mode="inside_sqrt", node=node)
     return (*steps, Step(norm, inner))
 
@@ -107,7 +105,7 @@ def _weighted(row: ir.Value, located: Located) -> list[tuple[ir.Value, tuple[Fac
     for index in (0, 1):
         source, weight = input_of(node, index), input_of(node, 1 - index)
         if source is not None and weight is not None and weight.producer() is None and weight.shape is not None:
-            found.append((source, (Factor(aligned(weight, located.layout), node=node),)))
+            found.append((source, (Factor(unrepeated(weight, located.layout), node=node),)))
     return found
 
 
@@ -132,13 +130,6 @@ NORM_READERS: tuple[NormReader, ...] = (
 )
 
 
-def aligned(operand: ir.Value, layout: Layout) -> Parameter:
-    """`operand`, which is broadcast against a tensor of `layout`, with the meaning of its axes."""
-    dims = list(operand.shape) if operand.shape is not None else []
-    own = layout[len(layout) - len(dims) :]
-    return Parameter(operand, tuple("" if dim == 1 else letters for dim, letters in zip(dims, own, strict=True)))
-
-
 def _quotients(value: ir.Value) -> list[tuple[ir.Value, RowSize | None, ir.Node]]:
     node = producer(value, "Mul", "Div")
     if node is None or len(node.inputs) != 2 or node.inputs[0] is None or node.inputs[1] is None:
@@ -158,6 +149,7 @@ def _norm_axis(layout: Layout, axes: tuple[int, ...], node: ir.Node) -> NormAxis
     names = {"B": "the batch", "H": "the heads", "S": "the positions", "D": "the head"} | {
         "K": "key heads",
         "G": "their query heads",
+        "E": "groups",
     }
     over = " and ".join(names.get(letter, letter) for letter in letters) or "an axis of size 1"
     reason = f"it is normalised over {over}, not over the values of a head or of all heads"

@@ -40,7 +40,9 @@ Channels = npt.NDArray[Any]  # of Terms; its axes are the trailing axes of the t
 
 
 class NotLinearError(Exception):
-    """The stretch does something else than to select, negate, add and multiply by tables."""
+    """The stretch does something else than to select, negate, add and multiply by tables; the message says what, `node` where."""
+
+    node: ir.Node | None = None
 
 
 class ChannelReader:
@@ -49,7 +51,7 @@ class ChannelReader:
     def __init__(self, x: ir.Value) -> None:
         dims = dims_of(x)
         if dims is None or not dims or not isinstance(dims[-1], int):
-            raise NotLinearError
+            raise NotLinearError("what it would rotate has no last axis of fixed size")
         self.lead = len(dims) - 1
         self.lead_dims = dims[:-1]
         first = np.empty(dims[-1], dtype=object)
@@ -74,15 +76,19 @@ class ChannelReader:
         if all(operand is None for operand in operands):
             return None
         rule = CHANNEL_RULES.get((node.domain, node.op_type))
-        if rule is None:
-            raise NotLinearError
-        return rule(Visit(self, node, value, operands))
+        try:
+            if rule is None:
+                raise NotLinearError("an operator that no rotary embedding has")
+            return rule(Visit(self, node, value, operands))
+        except NotLinearError as error:
+            error.node = error.node or node
+            raise
 
     def axis(self, node: ir.Node, rank: int, default: int = 0) -> int:
         """The `axis` attribute, counted from the first followed axis."""
         axis = attribute_int(node, "axis", default) % rank - self.lead
         if axis < 0:
-            raise NotLinearError
+            raise NotLinearError("it works on axes before the last one")
         return axis
 
 
@@ -99,7 +105,7 @@ class Visit:
     def only(self) -> Channels:
         """The first operand, which alone depends on x."""
         if self.operands[0] is None or any(operand is not None for operand in self.operands[1:]):
-            raise NotLinearError
+            raise NotLinearError("several of its operands are computed from what it would rotate")
         return self.operands[0]
 
     @property
@@ -129,7 +135,7 @@ def _neg(visit: Visit) -> Channels:
 def _sum(visit: Visit) -> Channels:
     first, second = visit.operands
     if first is None or second is None or first.shape != second.shape:
-        raise NotLinearError
+        raise NotLinearError("it adds what is not computed from what it would rotate")
     if visit.node.op_type == "Sub":
         second = _map(second, lambda term: dataclasses.replace(term, sign=-term.sign))
     out = np.empty(first.shape, dtype=object)
@@ -143,7 +149,7 @@ def _product(visit: Visit) -> Channels:
         (visit.operands[0], visit.node.inputs[1]) if visit.operands[1] is None else (visit.operands[1], visit.node.inputs[0])
     )
     if data is None or table is None or all(operand is not None for operand in visit.operands):
-        raise NotLinearError
+        raise NotLinearError("it multiplies two tensors that are both computed from what it would rotate")
     if number(table) == -1.0:
         return _map(data, lambda term: dataclasses.replace(term, sign=-term.sign))
     columns = _columns(table, data.ndim)
@@ -151,7 +157,7 @@ def _product(visit: Visit) -> Channels:
     out = np.empty(data.shape, dtype=object)
     for index in np.ndindex(data.shape):
         if any(term.table is not None for term in data[index]):
-            raise NotLinearError
+            raise NotLinearError("it multiplies by tables twice")
         out[index] = tuple(Term(term.sign, term.source, table, int(columns[index])) for term in data[index])
     return out
 
@@ -160,10 +166,10 @@ def _columns(table: ir.Value, trailing: int) -> npt.NDArray[np.int64]:
     """The number of each entry of the table's last `trailing` axes, counted in row-major order."""
     dims = dims_of(table)
     if dims is None or len(dims) < trailing:
-        raise NotLinearError
+        raise NotLinearError("the shape of a table is unknown")
     own = dims[len(dims) - trailing :]
     if any(not isinstance(dim, int) for dim in own):
-        raise NotLinearError
+        raise NotLinearError("a table has columns of no fixed number")
     sizes = [int(dim) for dim in own]  # type: ignore[arg-type]
     return np.arange(int(np.prod(sizes))).reshape(sizes)
 
@@ -171,7 +177,7 @@ def _columns(table: ir.Value, trailing: int) -> npt.NDArray[np.int64]:
 def _concat(visit: Visit) -> Channels:
     parts = [operand for operand in visit.operands if operand is not None]
     if len(parts) != len(visit.operands):
-        raise NotLinearError
+        raise NotLinearError("it joins what is not computed from what it would rotate")
     return np.concatenate(parts, axis=visit.reader.axis(visit.node, visit.lead + parts[0].ndim))
 
 
@@ -179,7 +185,7 @@ def _slice(visit: Visit) -> Channels:
     data = visit.only
     starts, ends = integers(input_of(visit.node, 1)), integers(input_of(visit.node, 2))
     if starts is None or ends is None:
-        raise NotLinearError
+        raise NotLinearError("it cuts at places that are no constants")
     axes = integers(input_of(visit.node, 3)) or tuple(range(len(starts)))
     steps = integers(input_of(visit.node, 4)) or (1,) * len(starts)
     cut = [slice(None)] * data.ndim
@@ -188,7 +194,7 @@ def _slice(visit: Visit) -> Channels:
         if place < 0:
             if start == 0 and step == 1 and end >= 1 << 31:
                 continue
-            raise NotLinearError
+            raise NotLinearError("it cuts along other axes than the last one")
         cut[place] = slice(start, end if abs(end) < 1 << 31 else None, step)
     return data[tuple(cut)]
 
@@ -208,7 +214,7 @@ def _gather(visit: Visit) -> Channels:
     data = visit.only
     indices = constant(input_of(visit.node, 1))
     if indices is None or not np.issubdtype(indices.dtype, np.integer):
-        raise NotLinearError
+        raise NotLinearError("it picks values by indices that are no constants")
     return np.take(data, indices.astype(np.int64), axis=visit.reader.axis(visit.node, visit.lead + data.ndim))
 
 
@@ -216,13 +222,13 @@ def _reshape(visit: Visit) -> Channels:
     data = visit.only
     dims = dims_of(visit.value)
     if dims is None or len(dims) < visit.lead + 1:
-        raise NotLinearError
+        raise NotLinearError("the shape that it is given is unknown")
     kept, cut = dims[: visit.lead], dims[visit.lead :]
     sizes = [dim for dim in cut if isinstance(dim, int)]
     if not all(map(same_size, kept, visit.reader.lead_dims)) or len(sizes) < len(cut):
-        raise NotLinearError
+        raise NotLinearError("it merges the last axis with others")
     if np.prod(sizes) != data.size:
-        raise NotLinearError
+        raise NotLinearError("it changes the number of values")
     return data.reshape(sizes)
 
 
@@ -230,10 +236,10 @@ def _unsqueeze(visit: Visit) -> Channels:
     data = visit.only
     axes = attribute_or_input(visit.node, "axes", 1)
     if axes is None:
-        raise NotLinearError
+        raise NotLinearError("the axes that it adds are no constants")
     places = [axis % (visit.lead + data.ndim + len(axes)) - visit.lead for axis in axes]
     if min(places) < 0:
-        raise NotLinearError
+        raise NotLinearError("it adds axes before the last one")
     return np.expand_dims(data, places)
 
 
@@ -242,7 +248,7 @@ def _squeeze(visit: Visit) -> Channels:
     axes = attribute_or_input(visit.node, "axes", 1)
     places = [axis % (visit.lead + data.ndim) - visit.lead for axis in axes or ()]
     if not places or min(places) < 0:
-        raise NotLinearError
+        raise NotLinearError("it drops axes before the last one")
     return np.squeeze(data, tuple(places))
 
 
@@ -250,7 +256,7 @@ def _transpose(visit: Visit) -> Channels:
     data = visit.only
     perm = tuple(visit.node.attributes["perm"].as_ints()) if "perm" in visit.node.attributes else ()
     if perm[: visit.lead] != tuple(range(visit.lead)):
-        raise NotLinearError
+        raise NotLinearError("it moves other axes than the last one")
     return data.transpose([axis - visit.lead for axis in perm[visit.lead :]])
 
 
@@ -259,7 +265,7 @@ def _reduce_sum(visit: Visit) -> Channels:
     axes = attribute_or_input(visit.node, "axes", 1)
     places = [axis % (visit.lead + data.ndim) - visit.lead for axis in axes or ()]
     if len(places) != 1 or places[0] < 0:
-        raise NotLinearError
+        raise NotLinearError("it sums over more than one axis, or another than the last one")
     parts = np.moveaxis(data, places[0], 0)
     out = np.empty(parts.shape[1:], dtype=object)
     for index in np.ndindex(out.shape):
@@ -268,13 +274,29 @@ def _reduce_sum(visit: Visit) -> Channels:
     return np.expand_dims(out, places[0]) if attribute_int(visit.node, "keepdims", 1) else out
 
 
+def _matrix(visit: Visit) -> Channels:
+    """x times a constant matrix that picks values and signs, such as one that turns both halves."""
+    data, matrix = visit.only, constant(input_of(visit.node, 1))
+    if matrix is None or matrix.ndim != 2 or data.ndim != 1 or matrix.shape[0] != data.size:
+        raise NotLinearError("a product with something else than a constant matrix of channels")
+    out = np.empty(matrix.shape[1], dtype=object)
+    for column in range(matrix.shape[1]):
+        rows = np.flatnonzero(matrix[:, column])
+        signs = matrix[rows, column]
+        if not np.all(np.abs(signs) == 1):
+            raise NotLinearError("a product with a matrix that mixes values")
+        picked = [(data[row], int(sign)) for row, sign in zip(rows, signs, strict=True)]
+        out[column] = tuple(dataclasses.replace(term, sign=term.sign * sign) for terms, sign in picked for term in terms)
+    return out
+
+
 def _rotary_operator(visit: Visit) -> Channels:
     """RotaryEmbedding of heads (B, H, S, D) with tables that are already gathered."""
     data, node = visit.only, visit.node
     size = attribute_int(node, "rotary_embedding_dim", 0) or data.size
     cos, sin = (input_of(node, index) for index in (1, 2))
     if cos is None or sin is None or input_of(node, 3) is not None or data.ndim != 1 or visit.lead != 3 or len(_dims(cos)) != 3:
-        raise NotLinearError
+        raise NotLinearError("its tables are not gathered, or its input has not the axes (batch, heads, positions, values)")
     half = size // 2
     out = data.copy()
     for pair in range(half):
@@ -287,7 +309,7 @@ def _rotary_operator(visit: Visit) -> Channels:
 
 def _times(terms: Terms, table: ir.Value, column: int, sign: int) -> Terms:
     if any(term.table is not None for term in terms):
-        raise NotLinearError
+        raise NotLinearError("it multiplies by tables twice")
     return tuple(Term(sign * term.sign, term.source, table, column, of_operator=True) for term in terms)
 
 
@@ -311,6 +333,7 @@ CHANNEL_RULES: dict[tuple[str, str], Rule] = {
     ("", "Unsqueeze"): _unsqueeze,
     ("", "Squeeze"): _squeeze,
     ("", "Transpose"): _transpose,
+    ("", "MatMul"): _matrix,
     ("", "ReduceSum"): _reduce_sum,
     ("", "RotaryEmbedding"): _rotary_operator,
 }

@@ -16,7 +16,10 @@ from qknorm_onnx.graph.recognise.rotaries.prefix import read_skipped_prefix
 from qknorm_onnx.graph.recognise.rotaries.tables import make_table
 from qknorm_onnx.graph.walk.constants import producer, rank_of
 from qknorm_onnx.graph.walk.layout import dims_of
+from qknorm_onnx.graph.walk.readings import described, gave_up
 
+ROOM = "rotaries"
+NO_PAIRS = "its values are no pairs (a cos - b sin, b cos + a sin) of those of"
 SEARCH_DEPTH = 12
 MAX_CANDIDATES = 16
 
@@ -67,12 +70,16 @@ def _from_candidate(located: Located, candidate: ir.Value) -> tuple[Rotary, Loca
         return None
     try:
         channels = ChannelReader(candidate).read(located.value)
-    except NotLinearError:
-        return None
+    except NotLinearError as error:
+        why = f"seen from {described(located.at(candidate, located.layout))}: {error}, at {described(error.node)}"
+        return gave_up(read_rotary, located, why, ROOM)
     if channels is None or channels.ndim != 1:
         return None
     rotary = read_pairs(list(channels), located) or read_rotations(list(channels), located)
-    return (rotary, located.at(candidate, located.layout)) if rotary is not None else None
+    if rotary is None:
+        why = f"{NO_PAIRS} {described(located.at(candidate, located.layout))}"
+        return gave_up(read_rotary, located, why, ROOM)
+    return rotary, located.at(candidate, located.layout)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,8 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.match.located import Declined
 from qknorm_onnx.graph.recognise.attention.products import SHAPES_HINT
-from qknorm_onnx.graph.walk.layout import LAYOUT_READERS, is_sized
+from qknorm_onnx.graph.walk.axis_origins import is_weight
+from qknorm_onnx.graph.walk.layout import LAYOUT_READERS, dims_of, is_sized
 
 # Everything before a projection is the model's own business (block norms, embeddings).
 PROJECTIONS = frozenset(
@@ -18,8 +19,14 @@ PROJECTIONS = frozenset(
         "MatMulInteger",
         "MatMulNBits",
         "DynamicQuantizeMatMul",
+        "MatMulIntegerToFloat",
+        "QLinearMatMul",
+        "QGemm",
+        "FusedMatMul",
+        "FusedGemm",
         "Gather",
         "GatherND",
+        "GatherBlockQuantized",
         "Attention",
     ]
 )
@@ -71,6 +78,11 @@ NORM_LIKE = frozenset(
     }
 )
 MAX_NODES = 60
+SUMS = ("Add", "Sub")
+MATRIX = "its rotary embedding is a product with a constant matrix that does more than turn pairs of values"
+MATRIX_HINT = (
+    "write it as x * cos + cat(-b, a) * sin with the halves a and b of x, or with a matrix that has one 1 or -1 for each value"
+)
 
 
 def norm_behind(value: ir.Value) -> Declined | None:
@@ -98,5 +110,24 @@ def _refusal(stopped: ir.Node | None, norm: ir.Node, *, sized: bool) -> Declined
         return Declined(reason, place, hint)
     if place.op_type in LAYOUT_READERS and not sized:
         return Declined(f"shapes between its {norm.op_type} and {place.op_type} are unknown", place, SHAPES_HINT)
+    if place.op_type in SUMS and _mixes_channels(place):
+        return Declined(MATRIX, place, MATRIX_HINT)
     reason = f"{place.op_type} stands between its {norm.op_type} and the attention, which no known form of QK-Norm has"
     return Declined(reason, place, OTHER_HINT)
+
+
+def _mixes_channels(total: ir.Node) -> bool:
+    """Whether a sum of factors has a product with a constant square matrix in it, as wide as the sum itself."""
+    width = dims_of(total.outputs[0])
+    waiting = [(value, 4) for value in total.inputs]
+    while waiting and width:
+        value, depth = waiting.pop()
+        node = value.producer() if value is not None else None
+        if node is None or depth == 0:
+            continue
+        if node.op_type == "MatMul" and is_weight(node.inputs[1]) and node.inputs[1] is not None:
+            if dims_of(node.inputs[1]) == (width[-1], width[-1]):
+                return True
+        elif node.op_type in ("Mul", "Cast", "Identity", *SUMS):
+            waiting += [(operand, depth - 1) for operand in node.inputs]
+    return False

@@ -16,6 +16,7 @@ from qknorm_onnx.graph.recognise.attention.paths import (
     values_path,
 )
 from qknorm_onnx.graph.recognise.unread.lookalikes import PROJECTIONS, norm_behind
+from qknorm_onnx.graph.recognise.unread.operators import normalises_inputs
 from qknorm_onnx.graph.recognise.unread.unshaped import unshaped_attention
 from qknorm_onnx.graph.walk.constants import ONNX_DOMAINS, attribute_int
 from qknorm_onnx.graph.walk.layout import dims_of
@@ -50,6 +51,8 @@ MAX_NODES = 60
 HINT = "write the scores as a matrix product of (batch, heads, positions, values), then softmax, then a matrix product"
 STEP_HINT = "only scale, clamp, soft cap, masks and sinks may stand there: leave it out, or move it"
 SOFTMAX_HINT = "write it as one Softmax over the last axis; what is added to its sum, as a sink appended to the logits"
+QUERIES = "its softmax does not run over the keys, along which its product with the values sums"
+QUERIES_HINT = "this is not softmax attention: take the softmax over the keys, if that was meant"
 DIVIDED_HINT = "normalise queries and keys before their product"
 
 
@@ -74,7 +77,17 @@ def unread_attention(node: ir.Node, reported: set[ir.Node]) -> Declined | None:
         if after is not None:
             reported.add(path.node)
             return _refusal(node, path, after)
+        if node.op_type in SOFTMAX and _weighs_along_another_axis(node, place):
+            reported.add(path.node)
+            return Declined(QUERIES, node, QUERIES_HINT)
     return None
+
+
+def _weighs_along_another_axis(softmax: ir.Node, place: int) -> bool:
+    """Whether probabilities over axis `place` are summed along the other axis of the scores' matrices."""
+    rank = len(dims_of(softmax.outputs[0]) or ())
+    others = frozenset({rank - 1, rank - 2} - {place})
+    return rank >= 2 and values_path(softmax.outputs[0], others, through_softmax=False) is not None
 
 
 def _normalised_axis(node: ir.Node) -> int | None:
@@ -106,6 +119,9 @@ def _refusal(node: ir.Node, path: ScorePath, after: tuple[ir.Node, ...]) -> Decl
 def normalises_operands(core: ir.Node) -> bool:
     """Whether something like a norm lies between a core's queries or keys and their projections, or they are not found."""
     place = _normalised_axis(core)
+    named = normalises_inputs(core)
+    if named is not None:
+        return named
     if place is None and core.op_type != "Softmax":
         return normalises_inside(core) or _have_norms(core.inputs[:2])
     if place is None or core.inputs[0] is None:

@@ -12,8 +12,7 @@ from qknorm_onnx.graph.recognise.unread.lookalikes import norm_behind
 from qknorm_onnx.graph.walk.axis_origins import MULTIPLIERS, is_weight
 from qknorm_onnx.graph.walk.layout import dims_of
 
-# What makes weights of logits where no softmax does. Products of logits that pass none of these are linear attention, which
-# has no probabilities at all and is not reported.
+# What makes weights of logits where no softmax does. Products of logits that pass none of these are linear attention.
 ACTIVATIONS = frozenset(
     [
         "Sigmoid",
@@ -37,25 +36,40 @@ ACTIVATIONS = frozenset(
     ]
 )
 MAX_NODES = 60
+LINEAR = "it is linear attention: no softmax stands between its queries and keys and its values"
 HINT = "only softmax attention becomes a node: leave it as it is, or use a softmax, where the model was trained with one"
 
 
 def unsoftmaxed_attention(node: ir.Node, reported: set[ir.Node]) -> Declined | None:
     """A refusal at the function that stands for the softmax, where `node` weighs values with what it makes of q . k.
 
-    Queries and keys are normalised both. `reported` are their products about which something was said before.
+    Queries and keys are normalised both. Where no function stands there it is linear attention, (q . k) v or q (k v).
+    `reported` are their products about which something was said before.
     """
     for weights, axis in _summed(node):
         for path in score_paths(weights, axis):
-            if path.node in reported or path.node is node or not _both_normalised(path):
+            if path.node in reported or path.node is node:
+                continue
+            linear = _is_linear(node, weights, path)
+            if not linear and not _both_normalised(path):
                 continue
             between = _between(weights, path.node)
-            odd = next((step for step in between if step.op_type in ACTIVATIONS), None)
-            if odd is None or any(step.op_type in SOFTMAX for step in between):
+            if any(step.op_type in SOFTMAX for step in between):
                 continue
             reported.add(path.node)
+            odd = next((step for step in between if step.op_type in ACTIVATIONS), None)
+            if odd is None or linear:
+                return Declined(LINEAR, node, HINT)
             return Declined(f"its logits pass {odd.op_type} in place of a softmax", odd, HINT)
     return None
+
+
+def _is_linear(node: ir.Node, weights: ir.Value, path: ScorePath) -> bool:
+    """Whether `node` multiplies normalised queries with `weights`, which is a product of normalised keys with values."""
+    others = [value for value in node.inputs if value is not None and value is not weights]
+    if len(others) != 1 or norm_behind(others[0]) is None:
+        return False
+    return [norm_behind(operand) is not None for operand in path.operands].count(True) == 1
 
 
 def _summed(node: ir.Node) -> Iterator[tuple[ir.Value, int]]:

@@ -1,0 +1,91 @@
+"""Softmaxes between products that no reader takes apart, quantised ones above all: declined where normalised, else plain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import onnx_ir as ir
+
+from qknorm_onnx.graph.match.located import Declined
+from qknorm_onnx.graph.match.qk_norm_match import Plain
+from qknorm_onnx.graph.recognise.unread.lookalikes import norm_behind
+from qknorm_onnx.graph.walk.axis_origins import is_weight
+from qknorm_onnx.graph.walk.constants import input_of
+from qknorm_onnx.graph.walk.naming import node_name
+
+SOFTMAXES: Final = frozenset({"Softmax", "LogSoftmax", "QLinearSoftmax", "BiasSoftmax"})
+# The inputs of each product that hold its factors. A product with a weight is a projection.
+FACTORS: Final = {
+    "MatMul": (0, 1),
+    "Gemm": (0, 1),
+    "Einsum": (0, 1),
+    "FusedMatMul": (0, 1),
+    "TransposeMatMul": (0, 1),
+    "FusedGemm": (0, 1),
+    "GemmFloat8": (0, 1),
+    "MatMulInteger": (0, 1),
+    "MatMulInteger16": (0, 1),
+    "MatMulIntegerToFloat": (0, 1),
+    "DynamicQuantizeMatMul": (0, 1),
+    "QLinearMatMul": (0, 3),
+    "QGemm": (0, 3),
+    "MatMulNBits": (0, 1),
+}
+READ: Final = frozenset({"MatMul", "Einsum", "Softmax", "LogSoftmax"})  # what stands around these is told by other refusals
+MAX_NODES: Final = 80
+HINT: Final = "quantise the weights of projections only (MatMulConstBOnly), or fuse the file before it is quantised or optimised"
+
+
+def unread_product(softmax: ir.Node) -> Declined | Plain | None:
+    """What a softmax is whose scores, or whose product with the values, an unread operator makes; None if there is none such."""
+    if softmax.op_type not in SOFTMAXES or not softmax.inputs:
+        return None
+    scores = next(_behind(softmax.inputs[0]), None)
+    weighed = _ahead(softmax.outputs[0])
+    if scores is None or weighed is None:
+        return None
+    parts = ((scores, "its scores are"), (weighed, "its product with the values is"), (softmax, "its softmax is"))
+    unread = next(((node, what) for node, what in parts if node.op_type not in READ), None)
+    if unread is None:
+        return None
+    if not any(norm_behind(value) is not None for value in factors_of(scores) if value is not None):
+        return Plain(node_name(softmax))
+    odd, what = unread
+    return Declined(f"{what} made by {odd.op_type}, which is not read there", odd, HINT)
+
+
+def factors_of(node: ir.Node) -> tuple[ir.Value | None, ...]:
+    """Both factors of a product of two computed tensors; nothing for all other nodes."""
+    factors = tuple(input_of(node, index) for index in FACTORS.get(node.op_type, ()))
+    return () if not factors or any(map(is_weight, factors)) else factors
+
+
+def _behind(value: ir.Value | None) -> Iterator[ir.Node]:
+    """Products of two computed tensors behind `value`, nearest first."""
+    waiting, seen = [value], set[ir.Value]()
+    while waiting and len(seen) < MAX_NODES:
+        here = waiting.pop(0)
+        node = here.producer() if here is not None else None
+        if here is None or node is None or here in seen:
+            continue
+        seen.add(here)
+        if factors_of(node):
+            yield node
+        elif node.op_type not in FACTORS and node.op_type not in ("Shape", "Size"):
+            waiting += node.inputs
+
+
+def _ahead(value: ir.Value) -> ir.Node | None:
+    """The nearest product of two computed tensors that `value` is a factor of."""
+    waiting, seen = [value], set[ir.Value]()
+    while waiting and len(seen) < MAX_NODES:
+        here = waiting.pop(0)
+        for usage in here.uses() if here not in seen else ():
+            node = usage.node
+            if factors_of(node):
+                return node
+            if node.op_type not in FACTORS and node.op_type not in ("Shape", "Size", *SOFTMAXES):
+                waiting += node.outputs
+        seen.add(here)
+    return None

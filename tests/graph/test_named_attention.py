@@ -1,0 +1,150 @@
+"""Attention behind operators that no reader knows ends in the report all the same, with the operator's name."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from qknorm_onnx.errors import FusionRequiredError
+from qknorm_onnx.pipeline import require_complete
+from tests.graph.attention_text import fused
+from tests.graph.form_text import RMS, SAME, Form, form_model
+
+INTEGERS = """
+  q_8, q_scale, q_zero = DynamicQuantizeLinear({q})
+  k_8, k_scale, k_zero = DynamicQuantizeLinear({k})
+  whole = MatMulInteger(q_8, k_8, q_zero, k_zero)
+  real = Cast<to=1>(whole)
+  both_scales = Mul(q_scale, k_scale)
+  scores = Mul(real, both_scales)
+"""
+STEPS = "  step = Constant<value = float {{0.05}}>()\n  zero = Constant<value = uint8 {{128}}>()\n"
+LINEAR = (
+    STEPS
+    + """
+  q_8 = QuantizeLinear({q}, step, zero)
+  k_8 = QuantizeLinear({k}, step, zero)
+  s_8 = QLinearMatMul(q_8, step, zero, k_8, step, zero, step, zero)
+  scores = DequantizeLinear(s_8, step, zero)
+"""
+)
+BESIDE = (
+    STEPS
+    + """
+  q_8 = QuantizeLinear({q}, step, zero)
+  q_again = DequantizeLinear(q_8, step, zero)
+  scores = MatMul(q_again, {k})
+"""
+)
+DYNAMIC = """
+  k_8, k_scale, k_zero = DynamicQuantizeLinear({k})
+  scores = com.microsoft.DynamicQuantizeMatMul({q}, k_8, k_scale, k_zero)
+"""
+WEIGHED = """
+  p_8, p_scale, p_zero = DynamicQuantizeLinear(p)
+  v_8, v_scale, v_zero = DynamicQuantizeLinear({v})
+  whole_o = MatMulInteger(p_8, v_8, p_zero, v_zero)
+  real_o = Cast<to=1>(whole_o)
+  o_scale = Mul(p_scale, v_scale)
+  o = Mul(real_o, o_scale)
+"""
+
+
+def report_of(form: Form):
+    return fused(form_model(form), prove=False)[1]
+
+
+@pytest.mark.parametrize(
+    ("product", "name"),
+    [(INTEGERS, "MatMulInteger"), (LINEAR, "QLinearMatMul"), (BESIDE, "DequantizeLinear"), (DYNAMIC, "DynamicQuantizeMatMul")],
+)
+def test_quantised_scores(product, name):
+    report = report_of(Form(product=product, domains=("com.microsoft",)))
+    (miss,) = report.declined
+    assert name in miss.reason and miss.hint and not report.fused and not report.plain
+    unlike = report_of(Form(product=product, prepare=SAME, domains=("com.microsoft",)))
+    assert len(unlike.plain) == 1 and not unlike.declined and not unlike.fused
+
+
+def test_quantised_products_with_values():
+    (miss,) = report_of(Form(weighed=WEIGHED)).declined
+    assert "product with the values" in miss.reason and "MatMulInteger" in miss.reason
+    assert len(report_of(Form(weighed=WEIGHED, prepare=SAME)).plain) == 1
+
+
+def test_what_the_hint_says_of_quantised_products_helps():
+    """Projections alone quantised: the products are plain, and the attention is fused."""
+    assert "projections only" in report_of(Form(product=INTEGERS)).declined[0].hint
+    project = """
+  {n}_8, {n}_step, {n}_zero = DynamicQuantizeLinear({x})
+  {n}_as = Cast<to=1>({n}_8)
+  {y} = Mul({n}_as, {n}_step)
+"""
+    assert len(report_of(Form(project=project)).fused) == 1
+
+
+def test_a_matrix_product_of_two_axes():
+    """Gemm takes matrices: one head of one sequence."""
+    norm = RMS.format(x="q", y="q_p", n="q") + RMS.format(x="k", y="k_p", n="k")
+    text = f"""<ir_version: 10, opset_import: ["" : 20]>
+g (float[s,8] q, float[s,8] k, float[s,8] v, float[8] q_gain, float[8] k_gain) => (float[s,8] y)
+{{
+  last = Constant<value = int64[1] {{-1}}>()
+  eps = Constant<value = float {{0.001}}>()
+  {norm}
+  scores = Gemm<transB = 1, alpha = 0.3>(q_p, k_p)
+  p = Softmax<axis=-1>(scores)
+  y = Gemm(p, v)
+}}
+"""
+    (miss,) = fused(ir.from_onnx_text(text), prove=False)[1].declined
+    assert miss.reason and miss.node and miss.hint
+    plain = text.replace("Gemm<transB = 1, alpha = 0.3>(q_p, k_p)", "Gemm<transB = 1, alpha = 0.3>(q, k)")
+    report = fused(ir.from_onnx_text(plain), prove=False)[1]
+    assert len(report.plain) == 1 and not report.declined
+
+
+def operator_model(operator: str, *, norm: bool) -> ir.Model:
+    """An operator of com.microsoft on q and k (B, S, 32)."""
+    prepare = RMS if norm else SAME
+    text = f"""<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
+g (float[b,s,32] q, float[b,s,32] k, float[b,s,32] v, float[32] q_gain, float[32] k_gain) => (float[b,s,32] y)
+{{
+  last = Constant<value = int64[1] {{-1}}>()
+  eps = Constant<value = float {{0.001}}>()
+  {prepare.format(x="q", y="q_p", n="q")}
+  {prepare.format(x="k", y="k_p", n="k")}
+  y = com.microsoft.{operator}<num_heads = 4>(q_p, k_p, v)
+}}
+"""
+    return ir.from_onnx_text(text)
+
+
+@pytest.mark.parametrize(
+    "operator", ["PackedMultiHeadAttention", "SparseAttention", "DecoderMaskedMultiHeadAttention", "PagedAttention"]
+)
+def test_operators_of_queries_and_keys(operator):
+    _, report = fused(operator_model(operator, norm=True), prove=False)
+    (miss,) = report.declined
+    assert operator in miss.reason and miss.node and "MultiHeadAttention" in miss.hint and not report.plain
+    _, unlike = fused(operator_model(operator, norm=False), prove=False)
+    assert len(unlike.plain) == 1 and not unlike.declined
+
+
+@pytest.mark.parametrize(("operator", "declined"), [("Attention", 0), ("PackedAttention", 0), ("QAttention", 1)])
+def test_operators_that_project_inside(operator, declined):
+    """The norm in front of such an operator is that of the block, before its projections."""
+    _, report = fused(operator_model(operator, norm=True), prove=False)
+    assert (len(report.declined), len(report.plain)) == (declined, 1 - declined) and not report.fused
+
+
+def test_the_refusal_says_what_was_read_and_what_was_not():
+    with pytest.raises(
+        FusionRequiredError, match=r"1 attention\(s\) were found \(o\), and no norm of their queries or keys was seen"
+    ):
+        require_complete(report_of(Form(prepare=SAME)))
+    empty = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["" : 20]>\ng (float[b,8] x) => (float[b,8] y) {\n  y = Relu(x)\n}\n'
+    )
+    with pytest.raises(FusionRequiredError, match="nothing in this model was seen to be attention"):
+        require_complete(fused(empty, prove=False)[1])
