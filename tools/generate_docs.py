@@ -13,12 +13,12 @@ import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, get_args
 
 from qknorm_onnx.lowering.registry import TARGETS, LoweringOutcome
 from qknorm_onnx.spec.attributes import AttributeField, attribute_fields, to_attributes
 from qknorm_onnx.spec.cpp_header import choices_of
-from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec
+from qknorm_onnx.spec.qk_norm_spec import NormKind, QKNormRotarySpec, QKNormSpec, RotaryOrder
 from qknorm_onnx.spec.signature import (
     ATTENTION_INPUTS,
     ATTENTION_OP,
@@ -40,6 +40,8 @@ DOCUMENTS: Final = tuple(ROOT / name for name in ("README.md", "docs/support.md"
 
 NORM_NAMES: Final = {"none": "none", "rms": "RMSNorm", "layer": "LayerNorm", "l2": "L2"}
 ORDER_NAMES: Final = {"none": "no rotary", "after_norm": "before rotary", "before_norm": "after rotary"}
+assert set(NORM_NAMES) == set(get_args(NormKind)), "name the new norm kind in NORM_NAMES of tools/generate_docs.py"
+assert set(ORDER_NAMES) == set(get_args(RotaryOrder)), "name the new rotary order in ORDER_NAMES of tools/generate_docs.py"
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

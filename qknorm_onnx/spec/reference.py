@@ -1,6 +1,6 @@
 """What a spec computes, in NumPy and float64: the one meaning that everything else is derived from or checked against.
 
-Written from the papers and the models' official code, one function per stage; `variants.py` names the sources. The
+Written from the papers and the models' official code, one function per stage; `variants/` names the sources. The
 stages: split heads, norm, rotary, scale of q, cache, logits, visibility, softmax, values. Dimension letters and tensor
 names follow `signature.py`. Fields that only say where a narrow type rounds (`norm_weight_order`, `softmax_precision`)
 have no effect here: this is the exact value that every rounding is judged against.

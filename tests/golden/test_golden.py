@@ -24,17 +24,18 @@ def golden() -> Iterator[Any]:
 
 def test_every_variant_is_written_down(golden: Any) -> None:
     written = {name.split("/")[0] for name in golden.files}
-    assert written == set(VARIANTS), f"{written ^ set(VARIANTS)}: python tests/golden/write_golden.py"
+    assert written == set(VARIANTS), f"{written ^ set(VARIANTS)}: run python tests/golden/write_golden.py"
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_meaning_has_not_changed(golden: Any, name: str) -> None:
-    assert f"{name}/attributes" in golden.files, f"{name} is not written down yet: python tests/golden/write_golden.py"
+    assert f"{name}/attributes" in golden.files, f"{name} is not written down yet: run python tests/golden/write_golden.py"
     spec = from_attributes(QKNormSpec, json.loads(str(golden[f"{name}/attributes"])))
-    assert spec == VARIANTS[name].spec
+    meant = "its meaning has changed: if that is meant, run python tests/golden/write_golden.py and say why in CHANGELOG.md"
+    assert spec == VARIANTS[name].spec, meant
     inputs = {key.rsplit("/", 1)[1]: golden[key] for key in golden.files if key.startswith(f"{name}/in/")}
     assert set(VARIANTS[name].input_names) <= set(inputs)
     outputs = qk_norm_attention(spec, inputs)
     for key, value in outputs.items():
         expected = golden[f"{name}/out/{key}"]
-        assert np.max(np.abs(value - expected)) <= 1e-13 * np.max(np.abs(expected)), key
+        assert np.max(np.abs(value - expected)) <= 1e-13 * np.max(np.abs(expected)), f"{key}: {meant}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec
+from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormKind, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec
 
 Tensor = Any
 
@@ -42,7 +42,7 @@ def _divisor(rng: np.random.Generator, size: int) -> int:
 
 def random_norm(rng: np.random.Generator) -> NormSpec:
     mode = _pick(rng, "inside_sqrt", "inside_sqrt", "clamp", "outside_sqrt")
-    kinds = ("none", "rms", "rms", "layer") if mode == "inside_sqrt" else ("none", "rms", "layer", "l2")
+    kinds = [kind for kind in get_args(NormKind) if (kind, mode) != ("l2", "inside_sqrt")]  # which the spec refuses
     return NormSpec(
         q_kind=_pick(rng, *kinds),
         k_kind=_pick(rng, *kinds),

@@ -55,16 +55,20 @@ def test_variants_reach_every_value_of_every_choice() -> None:
         ("norm_weight_order", qk_norm_spec.NormWeightOrder),
         ("rotary_order", qk_norm_spec.RotaryOrder),
     ):
-        assert {to_attributes(variant.spec)[name] for variant in VARIANTS.values()} == set(get_args(literal))
+        missing = set(get_args(literal)) - {to_attributes(variant.spec)[name] for variant in VARIANTS.values()}
+        assert not missing, f"add a variant with {name} {missing} to a file of qknorm_onnx/spec/variants/"
 
 
 def test_variants_use_every_attribute_and_every_optional_input() -> None:
     for field in attribute_fields(QKNormSpec):
         values = {to_attributes(variant.spec)[field.onnx_name] for variant in VARIANTS.values()}
-        assert len(values) > 1 or field.onnx_name == "softmax_precision", field.onnx_name
+        message = f"{field.onnx_name} is {values} everywhere: add a variant with another to a file of qknorm_onnx/spec/variants/"
+        assert len(values) > 1 or field.onnx_name == "softmax_precision", message
     used = {name for variant in VARIANTS.values() for name in variant.input_names}
     not_a_form = {"query", "key", "value", "past_key", "past_value", "cache_length", "query_offset"}
-    assert used == set(ATTENTION_INPUT_NAMES) - not_a_form
+    unused = set(ATTENTION_INPUT_NAMES) - not_a_form - used
+    assert not unused, f"add a variant with the input {unused} to a file of qknorm_onnx/spec/variants/"
+    assert used <= set(ATTENTION_INPUT_NAMES) - not_a_form
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())

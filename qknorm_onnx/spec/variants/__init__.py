@@ -1,6 +1,7 @@
 """VARIANTS: named forms of attention as spec values, each with its source; tests, documentation and golden data follow it.
 
-To add one: an entry in one of the `*_variants.py` files beside this one.
+To add one: an entry in one of the files beside this one, then `python tests/golden/write_golden.py` and
+`python -m tools.generate_docs`.
 """
 
 from __future__ import annotations

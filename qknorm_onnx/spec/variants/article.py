@@ -1,5 +1,5 @@
 """The forms that explainers of QK-Norm describe, as described. Where a model's official code does otherwise, the name ends
-in `-article` and the official form is in `language_variants.py` or `vision_variants.py`; `docs/semantics.md` has the list.
+in `-article` and the official form is in `language.py` or `vision.py`; `docs/semantics.md` has the list.
 """
 
 from __future__ import annotations
