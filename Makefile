@@ -22,6 +22,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Workers of pytest share the cores: more threads in each of them only make the run slower.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -q
 
+# An older onnxruntime in an environment of its own: files must be right there, too.
+OLD_RUNTIME := build/runtimes/onnxruntime-1.24/.installed
+
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-all bench kernels wheel install lint format types floors generated docs pytest clean
 
@@ -31,10 +34,10 @@ help:
 demo: $(PACKAGE)
 	$(BIN)/python examples/demo.py
 
-test: lint types floors generated docs
+test: lint types floors generated docs $(OLD_RUNTIME)
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-test-all: lint types floors generated docs
+test-all: lint types floors generated docs $(OLD_RUNTIME)
 	$(PYTEST) $(PYTEST_ARGS)
 
 bench: $(PACKAGE)
@@ -73,8 +76,12 @@ generated: $(PACKAGE)
 docs: $(PACKAGE)
 	$(BIN)/python -m tools.generate_docs --check
 
-pytest: $(PACKAGE)
+pytest: $(PACKAGE) $(OLD_RUNTIME)
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+$(OLD_RUNTIME): requirements/runtimes/onnxruntime-1.24.txt | $(PACKAGE)
+	$(BIN)/python -m tools.runtimes.environments onnxruntime-1.24
+	@touch $@
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

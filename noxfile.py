@@ -6,7 +6,7 @@ import pathlib
 
 import nox
 
-nox.options.sessions = ["lint", "types", "floors", "unit", "contract", "numerics", "gpu", "docs"]
+nox.options.sessions = ["lint", "types", "floors", "unit", "contract", "numerics", "gpu", "runtimes", "docs"]
 nox.options.reuse_existing_virtualenvs = True
 
 THREADS = {"OMP_NUM_THREADS": "1"}
@@ -79,6 +79,12 @@ def numerics(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """The CUDA kernels, without a GPU: interpreted, compiled, and launched over a stand-in driver."""
     run_tests(session, "tests/gpu")
+
+
+@nox.session
+def runtimes(session: nox.Session) -> None:
+    """Files in other runtimes; each has an environment of its own below build/runtimes/."""
+    run_tests(session, "tests/runtimes")
 
 
 @nox.session

@@ -30,13 +30,16 @@ from qknorm_onnx.spec.signature import (
     ROTARY_OUTPUTS,
     TensorSignature,
 )
+from qknorm_onnx.spec.targets import TARGET_NAMES
 from qknorm_onnx.spec.variants import VARIANTS, Variant
 from tools import coverage_table
 from tools.lowered_variants import OPSET, ort_on_cuda, outcomes
+from tools.runtimes import table as runtime_table
 from tools.zoo_facts import KNOWN_FAILURES
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
-DOCUMENTS: Final = tuple(ROOT / name for name in ("README.md", "docs/support.md", "docs/coverage.md", "docs/validation.md"))
+TABLES: Final = ("support.md", "coverage.md", "validation.md", "runtimes.md")
+DOCUMENTS: Final = (ROOT / "README.md", *(ROOT / "docs" / name for name in TABLES))
 
 NORM_NAMES: Final = {"none": "none", "rms": "RMSNorm", "layer": "LayerNorm", "l2": "L2"}
 ORDER_NAMES: Final = {"none": "no rotary", "after_norm": "before rotary", "before_norm": "after rotary"}
@@ -163,6 +166,8 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     f"inputs of {ROTARY_OP}": lambda: tensors(ROTARY_INPUTS),
     f"outputs of {ROTARY_OP}": lambda: tensors(ROTARY_OUTPUTS),
     f"attributes of {ROTARY_OP}": lambda: attributes(QKNormRotarySpec),
+    **{f"files of target {name}": functools.partial(runtime_table.markdown, name) for name in TARGET_NAMES},
+    "what files need": runtime_table.needs,
     **{name: functools.partial(_measured, make) for name, make in coverage_table.TABLES.items()},
 }
 

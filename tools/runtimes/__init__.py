@@ -1,0 +1,1 @@
+"""The files that this package writes, tried in other runtimes, and the tables of docs/runtimes.md."""
