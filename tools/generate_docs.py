@@ -38,8 +38,8 @@ from tools.runtimes import table as runtime_table
 from tools.zoo_facts import KNOWN_FAILURES
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
-TABLES: Final = ("support.md", "coverage.md", "validation.md", "runtimes.md")
-DOCUMENTS: Final = (ROOT / "README.md", *(ROOT / "docs" / name for name in TABLES))
+TEXTS: Final = ("support.md", "coverage.md", "validation.md", "runtimes.md")
+DOCUMENTS: Final = (ROOT / "README.md", *(ROOT / "docs" / name for name in TEXTS))
 
 NORM_NAMES: Final = {"none": "none", "rms": "RMSNorm", "layer": "LayerNorm", "l2": "L2"}
 ORDER_NAMES: Final = {"none": "no rotary", "after_norm": "before rotary", "before_norm": "after rotary"}
