@@ -41,9 +41,7 @@ def logger_of(room: str) -> logging.Logger:
     return logging.getLogger(f"{ROOMS}.{room}")
 
 
-def first_answer(
-    readers: Sequence[Callable[[Asked], Answer | None]], asked: Asked, room: str, *, begins: bool = False
-) -> Answer | None:
+def first_answer(readers: Sequence[Callable[[Asked], Answer]], asked: Asked, room: str, *, begins: bool = False) -> Answer | None:
     """The first answer of `readers` that is not None; each is recorded while the logger of `room` is at level DEBUG.
 
     With `begins`, a record in front of them says that a new node is asked about.
@@ -71,7 +69,7 @@ def first_answer(
 
 
 def gave_up(reader: Callable[..., object], asked: Located | ir.Node, why: str, room: str) -> None:
-    """None, the answer of a reader that gives up; record that `reader` found a form that it cannot read, for the reason `why`."""
+    """Record that `reader` found a form that it cannot read, for the reason `why`."""
     logger = logger_of(room)
     if logger.isEnabledFor(logging.DEBUG):
         reading = Reading(room=room, reader=reader.__name__, asked=described(asked), outcome="no", stopped=why)
@@ -93,7 +91,7 @@ def _outcome(answer: object) -> Literal["read", "declined", "no"]:
     return "declined" if isinstance(answer, Declined) else "read"
 
 
-def _watched(reader: Callable[[Asked], Answer | None], asked: Asked) -> tuple[Answer | None, str]:
+def _watched(reader: Callable[[Asked], Answer], asked: Asked) -> tuple[Answer, str]:
     """The answer of `reader`, and for None where it gave up."""
     watch = _Watch()
     before = sys.getprofile()

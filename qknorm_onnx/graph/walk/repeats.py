@@ -100,7 +100,8 @@ def _one_of(value: ir.Value, axis: int) -> tuple[ir.Value, int] | None:
     steps = integers(input_of(node, 4)) if input_of(node, 4) is not None else (1,)
     if starts is None or axes is None or steps != (1,) or [item % len(dims) for item in axes] != [axis]:
         return None
-    return source, starts[0] if starts[0] >= 0 or not isinstance(before[axis], int) else starts[0] + int(before[axis])
+    size = before[axis]
+    return source, starts[0] + size if starts[0] < 0 and isinstance(size, int) else starts[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

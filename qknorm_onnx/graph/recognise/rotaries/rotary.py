@@ -72,13 +72,15 @@ def _from_candidate(located: Located, candidate: ir.Value) -> tuple[Rotary, Loca
         channels = ChannelReader(candidate).read(located.value)
     except NotLinearError as error:
         why = f"seen from {described(located.at(candidate, located.layout))}: {error}, at {described(error.node)}"
-        return gave_up(read_rotary, located, why, ROOM)
+        gave_up(read_rotary, located, why, ROOM)
+        return None
     if channels is None or channels.ndim != 1:
         return None
     rotary = read_pairs(list(channels), located) or read_rotations(list(channels), located)
     if rotary is None:
         why = f"{NO_PAIRS} {described(located.at(candidate, located.layout))}"
-        return gave_up(read_rotary, located, why, ROOM)
+        gave_up(read_rotary, located, why, ROOM)
+        return None
     return rotary, located.at(candidate, located.layout)
 
 
