@@ -23,7 +23,7 @@ def mended(module: nn.Module, *, keep_cache: bool) -> Iterator[list[str]]:
     """
     notes: list[str] = []
     with contextlib.ExitStack() as stack:
-        stack.enter_context(uncompiled())
+        stack.enter_context(uncompiled(module))
         stack.enter_context(_evaluation_mode(module, notes))
         if not keep_cache:
             stack.enter_context(_without_cache(module, notes))
@@ -32,12 +32,14 @@ def mended(module: nn.Module, *, keep_cache: bool) -> Iterator[list[str]]:
         yield notes
 
 
-def uncompiled() -> contextlib.AbstractContextManager[object]:
+def uncompiled(module: nn.Module) -> contextlib.AbstractContextManager[object]:
     """Modules under torch.compile run as they are written, inside the context: it is those that are exported and judged.
 
     The second compiled module of a process may also fail under the exporter's wrapper, where it runs by itself (torch 2.13).
     """
-    return torch.compiler.set_stance("force_eager")
+    compiled = any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in module.modules())
+    # The stance also stops torch.cond from being exported, so that it is taken only where something is compiled.
+    return torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

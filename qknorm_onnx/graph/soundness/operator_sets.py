@@ -13,6 +13,10 @@ from qknorm_onnx.spec.signature import DOMAIN, VERSION
 _ONNX_DOMAINS: Final = ("", "ai.onnx")
 
 
+# onnxruntime imports every registered custom domain in this version into the models that it saves, used or not.
+WRITTEN_BY_ONNXRUNTIME: Final = 1000
+
+
 def check_operator_sets(model: onnx.ModelProto, label: str) -> None:
     """Raises InputError where an import is of a version that does not exist, or a model without imports has nodes."""
     if model.ir_version > onnx.IR_VERSION:
@@ -38,7 +42,7 @@ def _check(imports: Sequence[onnx.OperatorSetIdProto], label: str) -> None:
                 f"{label} is of ONNX opset {entry.version}; the installed onnx {onnx.__version__} knows 1 to "
                 f"{onnx.defs.onnx_opset_version()}"
             )
-        if domain == DOMAIN and entry.version != VERSION:
+        if domain == DOMAIN and entry.version not in (VERSION, WRITTEN_BY_ONNXRUNTIME):
             raise InputError(
                 f"{label} imports {DOMAIN} in version {entry.version}; this qknorm-onnx knows version {VERSION} only: "
                 "install the one that wrote the file"
