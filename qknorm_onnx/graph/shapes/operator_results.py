@@ -47,18 +47,38 @@ def _by_onnx(node: ir.Node, opsets: Mapping[str, int], reader: IndexReader) -> R
     types = {value.name: _type_of(value) for value in node.inputs if value is not None}
     if not version or any(kind is None for kind in types.values()):
         return []
-    try:
-        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
-        found = onnx.shape_inference.infer_node_outputs(
-            schema,
+
+    def infer() -> Mapping[str, onnx.TypeProto]:
+        return onnx.shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(node.op_type, version, node.domain),
             ir.serde.serialize_node(node),
             types,  # type: ignore[arg-type]
             _read_data(node, reader),
             opset_imports=[onnx.helper.make_opsetid(domain, number) for domain, number in opsets.items()],
         )
+
+    try:
+        found = infer()
     except REFUSALS:
-        return []  # what does not fit together is for the runtime to refuse, where it matters
+        # Some operators lack bfloat16 in ONNX's list of types (Einsum), and run in it all the same: shapes are float16's.
+        narrow = [_swapped(kind, ir.DataType.BFLOAT16, ir.DataType.FLOAT16) for kind in types.values() if kind is not None]
+        if not any(narrow):
+            return []  # what does not fit together is for the runtime to refuse, where it matters
+        try:
+            found = infer()
+        except REFUSALS:
+            return []
+        for kind in found.values():
+            _swapped(kind, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     return [_result(found.get(str(value.name))) for value in node.outputs]
+
+
+def _swapped(kind: onnx.TypeProto, old: ir.DataType, new: ir.DataType) -> bool:
+    """Make a tensor type that is `old` one of `new`; whether it was."""
+    if kind.tensor_type.elem_type != old:
+        return False
+    kind.tensor_type.elem_type = int(new)
+    return True
 
 
 def _result(found: onnx.TypeProto | None) -> tuple[ir.DataType | None, list[int | str | None] | None]:
