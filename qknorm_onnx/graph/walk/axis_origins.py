@@ -9,12 +9,12 @@ import onnx_ir as ir
 from qknorm_onnx.graph.match.located import Dim
 from qknorm_onnx.graph.walk.constants import attribute_int, attribute_or_input, input_of
 from qknorm_onnx.graph.walk.layout import dims_of, same_size
+from qknorm_onnx.graph.walk.limits import AXIS_STEPS
 
 # For each axis of a value, the tracked axes that it becomes; none where it is summed over or new.
 Axes = tuple[frozenset[int], ...]
 NOTHING: frozenset[int] = frozenset()
 MULTIPLIERS = frozenset({"MatMul", "Gemm", "Einsum", "Conv"})
-MAX_DEPTH = 12
 
 
 def tracked(rank: int) -> Axes:
@@ -124,7 +124,7 @@ def reduced_axes(node: ir.Node, rank: int) -> frozenset[int]:
     return frozenset(axis % rank for axis in named) if named is not None else frozenset(range(rank))
 
 
-def is_repeated(value: ir.Value | None, axis: int, depth: int = MAX_DEPTH) -> bool:
+def is_repeated(value: ir.Value | None, axis: int, depth: int = AXIS_STEPS) -> bool:
     """Whether `value` has the same entries all along `axis` (counted from the end, negative): of size 1, or expanded from it."""
     dims = dims_of(value) if value is not None else None
     if value is None or dims is None or len(dims) < -axis or dims[axis] == 1:
@@ -140,7 +140,7 @@ def is_repeated(value: ir.Value | None, axis: int, depth: int = MAX_DEPTH) -> bo
 POINTWISE = frozenset({"Mul", "Div", "Add", "Sub", "Cast", "Identity", "Max", "Neg", "Sqrt", "Reciprocal"})
 
 
-def is_weight(value: ir.Value | None, depth: int = MAX_DEPTH) -> bool:
+def is_weight(value: ir.Value | None, depth: int = AXIS_STEPS) -> bool:
     """A constant, or computed from constants alone."""
     if value is None or value.const_value is not None or value.is_initializer():
         return True

@@ -7,8 +7,7 @@ import onnx_ir as ir
 from qknorm_onnx.graph.match.located import PROJECTED, Located
 from qknorm_onnx.graph.walk.head_groups import joined_heads
 from qknorm_onnx.graph.walk.layout import dims_of, letters_of, regroup
-
-MAX_STEPS = 8
+from qknorm_onnx.graph.walk.limits import OUTPUT_STEPS
 
 
 def output_of(output: Located) -> Located:
@@ -17,7 +16,7 @@ def output_of(output: Located) -> Located:
     Where the core's output has several things in one axis, it is the first value behind it that has not.
     """
     here = output
-    for _ in range(MAX_STEPS):
+    for _ in range(OUTPUT_STEPS):
         if here.layout == PROJECTED:
             return here
         uses = [usage for usage in here.value.uses() if usage.node.op_type != "Shape"]

@@ -17,8 +17,8 @@ from qknorm_onnx.graph.walk.axis_origins import (
     tracked,
 )
 from qknorm_onnx.graph.walk.layout import dims_of
+from qknorm_onnx.graph.walk.limits import SCORE_PATH_NODES
 
-MAX_NODES = 120
 # What is no longer probabilities behind these.
 ENDS = frozenset({"Shape", "Size", "TopK", "ArgMax", "ArgMin", "NonZero", "IsNaN", "IsInf"})
 
@@ -43,7 +43,7 @@ def score_paths(logits: ir.Value, key_axis: int) -> Iterator[ScorePath]:
         return
     waiting: list[tuple[ir.Value, Axes, tuple[ir.Node, ...]]] = [(logits, tracked(len(dims)), ())]
     seen = set[ir.Value]()
-    while waiting and len(seen) < MAX_NODES:
+    while waiting and len(seen) < SCORE_PATH_NODES:
         value, axes, steps = waiting.pop(0)
         node = value.producer()
         if node is None or value in seen or value is not node.outputs[0]:
@@ -95,7 +95,7 @@ def values_path(start: ir.Value, key_axes: frozenset[int], *, through_softmax: b
     """The nodes from `start` to the first product with an activation that sums over `key_axes`, that product last."""
     waiting: list[tuple[ir.Value, frozenset[int], tuple[ir.Node, ...]]] = [(start, key_axes, ())]
     seen = set[ir.Value]()
-    while waiting and len(seen) < MAX_NODES:
+    while waiting and len(seen) < SCORE_PATH_NODES:
         value, keys, steps = waiting.pop(0)
         if value in seen:
             continue

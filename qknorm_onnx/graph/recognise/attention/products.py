@@ -15,10 +15,10 @@ from qknorm_onnx.graph.match.located import HEADS_SECOND, Declined, Dim, Layout,
 from qknorm_onnx.graph.walk.constants import constant, input_of, producer, rank_of
 from qknorm_onnx.graph.walk.head_groups import beside_queries, head_axes
 from qknorm_onnx.graph.walk.layout import dims_of, is_sized, regroup
+from qknorm_onnx.graph.walk.limits import FOLDED_HEAD_STEPS
 
 PRODUCTS = ("MatMul", "Einsum")
 FOLDED: Layout = ("BH", "S", "D")
-MAX_STEPS = 12
 SHAPES_HINT = "run shape inference, or export with shapes, so that the sizes of its operands are known"
 CHANNELS_HINT = "if these are heads, export with a fixed number of heads of a fixed size; else it is not QK-Norm attention"
 AXES_HINT = "give the products operands of four axes (batch, heads, positions, values), or fold the heads into the batch"
@@ -126,7 +126,7 @@ def _folded_scores(node: ir.Node, query: ir.Value, key: ir.Value) -> ScoreProduc
 
 def _before_folding(value: ir.Value, head_size: int) -> tuple[Dim, int] | None:
     """Batch and number of heads of a tensor (B*H, S, D), read off the Reshape that made it."""
-    for _ in range(MAX_STEPS):
+    for _ in range(FOLDED_HEAD_STEPS):
         node = value.producer()
         if node is None:
             return None

@@ -25,9 +25,8 @@ from qknorm_onnx.graph.recognise.attention.windows import read_window_masks
 from qknorm_onnx.graph.walk.broadcasts import unrepeated
 from qknorm_onnx.graph.walk.constants import input_of, number, producer
 from qknorm_onnx.graph.walk.layout import dims_of, letters_of
+from qknorm_onnx.graph.walk.limits import SCORE_STEPS
 from qknorm_onnx.graph.walk.readings import first_answer
-
-MAX_STEPS = 24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +61,7 @@ def read_scores(value: ir.Value) -> Scores | Declined | None:
     """`value`, the input of a softmax, as scores; None where no product of q and k is found behind it."""
     steps: list[ScoreStep] = []
     node = producer(value)
-    for _ in range(MAX_STEPS):
+    for _ in range(SCORE_STEPS):
         if node is None:
             return None
         if is_product(node):
@@ -104,7 +103,7 @@ def _stopped(node: ir.Node) -> Declined | None:
     return None
 
 
-def reaches_product(value: ir.Value, depth: int = MAX_STEPS, *, transposed: bool = False) -> bool:
+def reaches_product(value: ir.Value, depth: int = SCORE_STEPS, *, transposed: bool = False) -> bool:
     """Whether a product lies behind `value`, with nothing but steps that scores may take in between; `transposed`: also those."""
     node = producer(value)
     if node is None or depth == 0:

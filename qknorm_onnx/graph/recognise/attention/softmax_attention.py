@@ -18,6 +18,7 @@ from qknorm_onnx.graph.recognise.attention.scores import AXES_HINT, Scores, read
 from qknorm_onnx.graph.recognise.attention.sinks import cuts_last_column
 from qknorm_onnx.graph.walk.constants import attribute_float, attribute_int, input_of, number, producer, rank_of
 from qknorm_onnx.graph.walk.layout import dims_of
+from qknorm_onnx.graph.walk.limits import PROBABILITY_STEPS
 from qknorm_onnx.graph.walk.readings import first_answer
 
 CoreReader = Callable[[ir.Node], Core | Declined | None]
@@ -94,7 +95,7 @@ class ValueProduct:
 def _value_product(probabilities: ir.Value) -> ValueProduct | Declined | None:
     """The product that weighs the values; casts and the guard against NaN rows may lie in front of it."""
     cut, moves = False, list[ir.Node]()
-    for _ in range(MAX_STEPS):
+    for _ in range(PROBABILITY_STEPS):
         consumers = [usage.node for usage in probabilities.uses() if usage.node.op_type != "Shape"]
         products = [node for node in consumers if _weighs(node, probabilities)]
         results = products or [node for node in consumers if node.op_type != "IsNaN"]
@@ -132,7 +133,6 @@ def _is_guard(node: ir.Node, probabilities: ir.Value) -> bool:
     return test is not None and test.inputs[0] is probabilities and number(node.inputs[1]) == 0.0
 
 
-MAX_STEPS = 8
 PROBABILITY_OPERATORS = ("IsNaN", "Where", "Cast", "Identity", "Dropout")
 
 

@@ -7,8 +7,7 @@ import onnx_ir as ir
 from qknorm_onnx.graph.match.attention_core import Bias
 from qknorm_onnx.graph.walk.constants import producer
 from qknorm_onnx.graph.walk.layout import dims_of, same_size
-
-MAX_MASKS = 4
+from qknorm_onnx.graph.walk.limits import WINDOW_MASKS
 
 
 def read_window_masks(node: ir.Node) -> tuple[ir.Value, tuple[Bias, ...]] | None:
@@ -19,7 +18,7 @@ def read_window_masks(node: ir.Node) -> tuple[ir.Value, tuple[Bias, ...]] | None
     if inner is None or after is None or dims is None or len(after) != 4 or len(dims) != 5 or not isinstance(dims[1], int):
         return None
     biases: list[Bias] = []
-    for _ in range(MAX_MASKS):
+    for _ in range(WINDOW_MASKS):
         add = producer(inner, "Add")
         split = next((index for index in (0, 1) if add is not None and _is_mask(add.inputs[index], dims[1])), None)
         if add is None or split is None:

@@ -20,10 +20,10 @@ from qknorm_onnx.graph.walk.broadcasts import unrepeated
 from qknorm_onnx.graph.walk.constants import constant, input_of, producer
 from qknorm_onnx.graph.walk.head_groups import has_tiled_heads, joined_heads, tiled_refusal, with_head_axis
 from qknorm_onnx.graph.walk.layout import dims_of, same_size, step_back
+from qknorm_onnx.graph.walk.limits import CHAIN_STEPS
 from qknorm_onnx.graph.walk.readings import first_answer
 from qknorm_onnx.graph.walk.repeats import read_copied_axes, read_copied_groups, read_copied_head, read_listed_heads
 
-MAX_STEPS = 64
 GATE_HINT = (
     "a gate on queries or keys is not QK-Norm attention; if this is a norm, write it as the operators LayerNormalization or "
     "RMSNormalization, or with its statistic over the values of a head"
@@ -52,7 +52,7 @@ def read_values(start: Located) -> Chain:
 
 def _walk(start: Located, readers: tuple[OpenReader, ...], steps: Steps = ()) -> Chain:
     here, path = start, [start]
-    for _ in range(MAX_STEPS):
+    for _ in range(CHAIN_STEPS):
         if here.value.producer() is None or here.value.is_graph_input():
             break
         kinds = [type(step.fragment) for step in steps]

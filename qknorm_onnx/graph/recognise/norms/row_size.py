@@ -19,8 +19,7 @@ from qknorm_onnx.graph.walk.constants import (
     unconverted,
 )
 from qknorm_onnx.graph.walk.layout import dims_of
-
-MAX_DEPTH = 12
+from qknorm_onnx.graph.walk.limits import ROW_SIZE_STEPS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ class RowSize:
         return self.inside == self.least == self.added == 0.0
 
 
-def read_size(value: ir.Value | None, depth: int = MAX_DEPTH) -> RowSize | None:
+def read_size(value: ir.Value | None, depth: int = ROW_SIZE_STEPS) -> RowSize | None:
     """`value` as the size of a row."""
     node = producer(value)
     if value is None or node is None or depth == 0:
@@ -70,7 +69,7 @@ def read_size(value: ir.Value | None, depth: int = MAX_DEPTH) -> RowSize | None:
     return None
 
 
-def read_square(value: ir.Value | None, depth: int = MAX_DEPTH) -> RowSize | None:
+def read_square(value: ir.Value | None, depth: int = ROW_SIZE_STEPS) -> RowSize | None:
     """`value` as the square of the size of a row."""
     node = producer(value)
     if value is None or node is None or depth == 0:
@@ -96,7 +95,7 @@ def read_square(value: ir.Value | None, depth: int = MAX_DEPTH) -> RowSize | Non
     return read_size(base, depth - 1) if base is not None else None
 
 
-def read_inverse_size(value: ir.Value | None, depth: int = MAX_DEPTH) -> RowSize | None:
+def read_inverse_size(value: ir.Value | None, depth: int = ROW_SIZE_STEPS) -> RowSize | None:
     """`value` as one over the size of a row, possibly times a number."""
     node = producer(value)
     if value is None or node is None or depth == 0:
@@ -154,7 +153,7 @@ def _passed(node: ir.Node, size: RowSize | None) -> RowSize | None:
 def mean_of(value: ir.Value | None) -> tuple[ir.Value, tuple[int, ...]] | None:
     """The row, and its axes counted from 0, of which `value` is the mean, in whatever shape; None if it is none."""
     divided = False
-    for _ in range(MAX_DEPTH):
+    for _ in range(ROW_SIZE_STEPS):
         node = producer(value, *PASSED, "ReduceMean", "ReduceSum", "Div")
         row = input_of(node, 0) if node is not None else None
         if node is None or row is None:
@@ -173,7 +172,7 @@ def mean_of(value: ir.Value | None) -> tuple[ir.Value, tuple[int, ...]] | None:
 
 def _summed_values(value: ir.Value) -> int | None:
     """How many values each element of a sum was made of."""
-    for _ in range(MAX_DEPTH):
+    for _ in range(ROW_SIZE_STEPS):
         node = producer(value, *PASSED, "ReduceSum")
         source = input_of(node, 0) if node is not None else None
         if node is None or source is None:

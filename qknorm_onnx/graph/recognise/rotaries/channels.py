@@ -17,8 +17,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.walk.constants import attribute_int, attribute_or_input, constant, input_of, integers, number
 from qknorm_onnx.graph.walk.layout import dims_of, same_size
-
-MAX_DEPTH = 16
+from qknorm_onnx.graph.walk.limits import CHANNEL_STEPS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +57,7 @@ class ChannelReader:
         first[:] = [(Term(1, index),) for index in range(dims[-1])]
         self._known: dict[ir.Value, Channels | None] = {x: first}
 
-    def read(self, value: ir.Value | None, depth: int = MAX_DEPTH) -> Channels | None:
+    def read(self, value: ir.Value | None, depth: int = CHANNEL_STEPS) -> Channels | None:
         """The channels of `value`; None if it does not depend on x. Raises NotLinearError."""
         if value is None:
             return None

@@ -16,12 +16,11 @@ from qknorm_onnx.graph.recognise.rotaries.prefix import read_skipped_prefix
 from qknorm_onnx.graph.recognise.rotaries.tables import make_table
 from qknorm_onnx.graph.walk.constants import producer, rank_of
 from qknorm_onnx.graph.walk.layout import dims_of
+from qknorm_onnx.graph.walk.limits import ROTARY_CANDIDATES, ROTARY_STEPS
 from qknorm_onnx.graph.walk.readings import described, gave_up
 
 ROOM = "rotaries"
 NO_PAIRS = "its values are no pairs (a cos - b sin, b cos + a sin) of those of"
-SEARCH_DEPTH = 12
-MAX_CANDIDATES = 16
 
 
 def read_rotary(located: Located) -> tuple[Rotary, Located] | Declined | None:
@@ -52,7 +51,7 @@ def _candidates(value: ir.Value) -> list[ir.Value]:
     rank, width = rank_of(value), dims_of(value)
     seen: dict[ir.Value, None] = {}
     layer = [value]
-    for _ in range(SEARCH_DEPTH):
+    for _ in range(ROTARY_STEPS):
         behind: dict[ir.Value, None] = {}
         for item in layer:
             node = item.producer()
@@ -61,7 +60,7 @@ def _candidates(value: ir.Value) -> list[ir.Value]:
         layer = [item for item in behind if item not in seen and item.const_value is None]
         seen.update(dict.fromkeys(layer))
     fitting = [item for item in seen if rank_of(item) == rank and (dims_of(item) or (0,))[-1] == (width or (0,))[-1]]
-    return fitting[:MAX_CANDIDATES]
+    return fitting[:ROTARY_CANDIDATES]
 
 
 def _from_candidate(located: Located, candidate: ir.Value) -> tuple[Rotary, Located] | None:

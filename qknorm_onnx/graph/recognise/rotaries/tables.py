@@ -16,8 +16,7 @@ from qknorm_onnx.graph.walk.broadcasts import before_broadcast
 from qknorm_onnx.graph.walk.constants import attribute_int, attribute_or_input, constant, producer, rank_of
 from qknorm_onnx.graph.walk.head_groups import has_split_heads
 from qknorm_onnx.graph.walk.layout import dims_of
-
-MAX_DEPTH = 16
+from qknorm_onnx.graph.walk.limits import TABLE_STEPS
 
 
 def make_table(terms: Mapping[int, Term], *, pairs: Sequence[tuple[int, int]], layout: Layout) -> Table | None:
@@ -95,7 +94,7 @@ def _equal_in_pairs(
     return True, tuple(dict.fromkeys(roots))
 
 
-def column_classes(value: ir.Value, depth: int = MAX_DEPTH) -> tuple[tuple[int, ...], tuple[ir.Value, ...]] | None:
+def column_classes(value: ir.Value, depth: int = TABLE_STEPS) -> tuple[tuple[int, ...], tuple[ir.Value, ...]] | None:
     """For each column of the last axis a number: columns with the same number hold the same values.
 
     Also the values that this was read from: whatever they hold, those columns are equal.

@@ -8,6 +8,7 @@ from qknorm_onnx.graph.match.located import Declined
 from qknorm_onnx.graph.recognise.attention.products import SHAPES_HINT
 from qknorm_onnx.graph.walk.axis_origins import is_weight
 from qknorm_onnx.graph.walk.layout import LAYOUT_READERS, dims_of, is_sized
+from qknorm_onnx.graph.walk.limits import NORM_BEHIND_NODES
 
 # Everything before a projection is the model's own business (block norms, embeddings).
 PROJECTIONS = frozenset(
@@ -77,7 +78,6 @@ NORM_LIKE = frozenset(
         "Tanh",
     }
 )
-MAX_NODES = 60
 SUMS = ("Add", "Sub")
 MATRIX = "its rotary embedding is a product with a constant matrix that does more than turn pairs of values"
 MATRIX_HINT = (
@@ -89,7 +89,7 @@ def norm_behind(value: ir.Value) -> Declined | None:
     """The first norm between `value` and its projections, as a refusal at the operator where the walk stopped; None if plain."""
     stopped = value.producer()
     waiting, seen = [value], set[ir.Value]()
-    while waiting and len(seen) < MAX_NODES:
+    while waiting and len(seen) < NORM_BEHIND_NODES:
         item = waiting.pop(0)
         node = item.producer()
         if item in seen or node is None or node.op_type in PROJECTIONS:

@@ -20,6 +20,7 @@ from qknorm_onnx.graph.recognise.unread.operators import normalises_inputs
 from qknorm_onnx.graph.recognise.unread.unshaped import unshaped_attention
 from qknorm_onnx.graph.walk.constants import ONNX_DOMAINS, attribute_int
 from qknorm_onnx.graph.walk.layout import dims_of
+from qknorm_onnx.graph.walk.limits import UNREAD_NODES
 
 # What may lie between a product and its softmax, and between the softmax and the product with the values.
 BETWEEN = frozenset(
@@ -47,7 +48,6 @@ BETWEEN = frozenset(
     ]
 )
 NORMS_OF_ROWS = frozenset({"ReduceL2", "ReduceSumSquare", "LpNormalization"})
-MAX_NODES = 60
 HINT = "write the scores as a matrix product of (batch, heads, positions, values), then softmax, then a matrix product"
 STEP_HINT = "only scale, clamp, soft cap, masks and sinks may stand there: leave it out, or move it"
 SOFTMAX_HINT = "write it as one Softmax over the last axis; what is added to its sum, as a sink appended to the logits"
@@ -175,7 +175,7 @@ def _is_norm_of_rows(node: ir.Node) -> bool:
 def _ancestors(values: Sequence[ir.Value | None]) -> set[ir.Value]:
     """What `values` are computed from, back to projections and products; constants are left out."""
     waiting, seen = [value for value in values if value is not None], set[ir.Value]()
-    while waiting and len(seen) < MAX_NODES:
+    while waiting and len(seen) < UNREAD_NODES:
         value = waiting.pop(0)
         node = value.producer()
         if value in seen or value.const_value is not None or value.is_initializer():

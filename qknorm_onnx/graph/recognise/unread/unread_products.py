@@ -12,6 +12,7 @@ from qknorm_onnx.graph.match.qk_norm_match import Plain
 from qknorm_onnx.graph.recognise.unread.lookalikes import norm_behind
 from qknorm_onnx.graph.walk.axis_origins import is_weight
 from qknorm_onnx.graph.walk.constants import input_of
+from qknorm_onnx.graph.walk.limits import UNREAD_PRODUCT_NODES
 from qknorm_onnx.graph.walk.naming import node_name
 
 SOFTMAXES: Final = frozenset({"Softmax", "LogSoftmax", "QLinearSoftmax", "BiasSoftmax"})
@@ -33,7 +34,6 @@ FACTORS: Final = {
     "MatMulNBits": (0, 1),
 }
 READ: Final = frozenset({"MatMul", "Einsum", "Softmax", "LogSoftmax"})  # what stands around these is told by other refusals
-MAX_NODES: Final = 80
 HINT: Final = "quantise the weights of projections only (MatMulConstBOnly), or fuse the file before it is quantised or optimised"
 
 
@@ -64,7 +64,7 @@ def factors_of(node: ir.Node) -> tuple[ir.Value | None, ...]:
 def _behind(value: ir.Value | None) -> Iterator[ir.Node]:
     """Products of two computed tensors behind `value`, nearest first."""
     waiting, seen = [value], set[ir.Value]()
-    while waiting and len(seen) < MAX_NODES:
+    while waiting and len(seen) < UNREAD_PRODUCT_NODES:
         here = waiting.pop(0)
         node = here.producer() if here is not None else None
         if here is None or node is None or here in seen:
@@ -79,7 +79,7 @@ def _behind(value: ir.Value | None) -> Iterator[ir.Node]:
 def _ahead(value: ir.Value) -> ir.Node | None:
     """The nearest product of two computed tensors that `value` is a factor of."""
     waiting, seen = [value], set[ir.Value]()
-    while waiting and len(seen) < MAX_NODES:
+    while waiting and len(seen) < UNREAD_PRODUCT_NODES:
         here = waiting.pop(0)
         for usage in here.uses() if here not in seen else ():
             node = usage.node

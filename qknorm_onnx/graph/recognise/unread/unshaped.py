@@ -8,9 +8,8 @@ from qknorm_onnx.graph.match.located import Declined
 from qknorm_onnx.graph.recognise.attention.products import PRODUCTS, SHAPES_HINT
 from qknorm_onnx.graph.recognise.unread.lookalikes import PROJECTIONS, norm_behind
 from qknorm_onnx.graph.walk.axis_origins import is_weight
+from qknorm_onnx.graph.walk.limits import UNSHAPED_MOVES, UNSHAPED_NODES
 
-MAX_NODES = 40
-MAX_MOVES = 6
 MOVES = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Identity", "Add", "Mul", "Div", "Dropout"})
 
 
@@ -19,7 +18,7 @@ def unshaped_attention(softmax: ir.Node) -> Declined | None:
     if softmax.inputs[0] is None or not _reaches_product(softmax.outputs[0]):
         return None
     waiting, seen = [softmax.inputs[0]], set[ir.Value]()
-    while waiting and len(seen) < MAX_NODES:
+    while waiting and len(seen) < UNSHAPED_NODES:
         value = waiting.pop(0)
         node = value.producer()
         if node is None or value in seen:
@@ -40,7 +39,7 @@ def _mixes_heads(node: ir.Node) -> bool:
     """Whether a product with a weight stands behind a product of activations, with no other projection in between."""
     value = next((operand for operand in node.inputs if not is_weight(operand)), None)
     before = value.producer() if value is not None else None
-    for _ in range(MAX_MOVES):
+    for _ in range(UNSHAPED_MOVES):
         if before is None or before.op_type in PROJECTIONS or not before.inputs:
             break
         value = before.inputs[0]
@@ -51,7 +50,7 @@ def _mixes_heads(node: ir.Node) -> bool:
 def _reaches_product(probabilities: ir.Value) -> bool:
     """Whether probabilities meet values; one product with a weight may stand in between, with nothing but moved axes."""
     waiting, seen = [(probabilities, False)], set[ir.Value]()
-    while waiting and len(seen) < MAX_NODES:
+    while waiting and len(seen) < UNSHAPED_NODES:
         value, mixed = waiting.pop(0)
         if value in seen:
             continue
@@ -69,7 +68,7 @@ def _reaches_product(probabilities: ir.Value) -> bool:
 
 def _moved_only(value: ir.Value, start: ir.Value) -> bool:
     """Whether `value` is `start` with its axes moved."""
-    for _ in range(MAX_MOVES):
+    for _ in range(UNSHAPED_MOVES):
         if value is start:
             return True
         node = value.producer()

@@ -11,6 +11,7 @@ from qknorm_onnx.graph.recognise.attention.paths import SOFTMAX, ScorePath, scor
 from qknorm_onnx.graph.recognise.unread.lookalikes import norm_behind
 from qknorm_onnx.graph.walk.axis_origins import MULTIPLIERS, is_weight
 from qknorm_onnx.graph.walk.layout import dims_of
+from qknorm_onnx.graph.walk.limits import UNSOFTMAXED_NODES
 
 # What makes weights of logits where no softmax does. Products of logits that pass none of these are linear attention.
 ACTIVATIONS = frozenset(
@@ -35,7 +36,6 @@ ACTIVATIONS = frozenset(
         "Max",
     ]
 )
-MAX_NODES = 60
 LINEAR = "it is linear attention: no softmax stands between its queries and keys and its values"
 HINT = "only softmax attention becomes a node: leave it as it is, or use a softmax, where the model was trained with one"
 
@@ -103,7 +103,7 @@ def _between(value: ir.Value, product: ir.Node) -> list[ir.Node]:
     """The nodes from `product`, itself left out, to `value` on all ways, nearest to `value` first."""
     behind: dict[ir.Node, None] = {}
     waiting = [value]
-    while waiting and len(behind) < MAX_NODES:
+    while waiting and len(behind) < UNSOFTMAXED_NODES:
         node = waiting.pop(0).producer()
         if node is not None and node is not product and node not in behind:
             behind[node] = None
