@@ -15,8 +15,8 @@ from qknorm_onnx.spec.signature import Dtype
 from qknorm_onnx.spec.targets import TARGET_NAMES
 from qknorm_onnx.torch_export.exporter import export_graph
 from qknorm_onnx.torch_export.load import load_source
+from qknorm_onnx.validation.cases.inputs import match_inputs
 from qknorm_onnx.validation.cases.made import make_cases
-from qknorm_onnx.validation.inputs import match_inputs
 from qknorm_onnx.validation.torch_side import TorchSide, call_of
 from tools.runtimes.trial import MODELS, ModelFile, encoded
 
