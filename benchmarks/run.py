@@ -2,7 +2,7 @@
 
     python benchmarks/run.py --cases prefill,decode --json build/benchmark.json
 
-The sizes, contestants and bars are in `qknorm_onnx/benchmark/cases.py`.
+The sizes, contestants and bars are in `qknorm_onnx/speed/cases.py`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qknorm_onnx.custom_ops import library_path
     from qknorm_onnx.errors import FusionRequiredError, InputError, QKNormError
-    from qknorm_onnx.graph.report import Declined, FusedAttention, FusionReport, Refused
+    from qknorm_onnx.graph.fusion_report import Declined, FusedAttention, FusionReport, Refused
     from qknorm_onnx.pipeline import Program, fuse
     from qknorm_onnx.runtime.session import create_session
     from qknorm_onnx.spec.canonical import canonical

@@ -10,12 +10,12 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.canonical.lowered_mark import read_mark
 from qknorm_onnx.graph.canonical.qk_norm_node import is_attention_node
+from qknorm_onnx.graph.fusion_report import Declined, FusionReport
 from qknorm_onnx.graph.model_file import ModelSource, label_of, load_model
 from qknorm_onnx.graph.onnxruntime_release import needs_of
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
 from qknorm_onnx.graph.passes.raise_opset import raise_to_floor
-from qknorm_onnx.graph.report import Declined, FusionReport
 from qknorm_onnx.graph.soundness.guard import one_line
 from qknorm_onnx.graph.walk.readings import ROOMS, Reading
 

@@ -10,12 +10,12 @@ import onnx
 import onnx_ir as ir
 
 from qknorm_onnx.errors import FusionRequiredError, InputError
+from qknorm_onnx.graph.fusion_report import FusedAttention, FusionReport
 from qknorm_onnx.graph.model_file import ModelSource, label_of, load_model, model_as_proto, save_model
 from qknorm_onnx.graph.onnxruntime_release import Release, needs_of, release_named
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
 from qknorm_onnx.graph.passes.raise_opset import raise_to_floor
-from qknorm_onnx.graph.report import FusedAttention, FusionReport
 from qknorm_onnx.graph.rewrite.prover import Prover
 from qknorm_onnx.graph.soundness.guard import make_sound, one_line
 from qknorm_onnx.lowering.registry import LoweringOutcome, lower

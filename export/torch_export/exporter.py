@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from qknorm_onnx.errors import ExportError, first_line
+from qknorm_onnx.graph.fusion_report import FusionReport
 from qknorm_onnx.graph.onnxruntime_release import release_named
-from qknorm_onnx.graph.report import FusionReport
 from qknorm_onnx.graph.spec_comparison import compare_specs
 from qknorm_onnx.lowering.registry import TARGETS
 from qknorm_onnx.pipeline import Program, fuse

@@ -16,7 +16,7 @@ from qknorm_onnx.cli.stage_progress import StageProgress
 from qknorm_onnx.errors import InputError
 
 if TYPE_CHECKING:
-    from qknorm_onnx.benchmark.report import BenchmarkReport, CaseResult, Figure, TimedEntry
+    from qknorm_onnx.speed.benchmark_report import BenchmarkReport, CaseResult, Figure, TimedEntry
 
 STANDARD_OUTPUT: Final = "-"
 QUICK_ROUNDS: Final = 3
@@ -46,8 +46,8 @@ def command(
     json_path: str | None,
 ) -> None:
     """Measure the native kernels beside torch and ONNX Runtime, in turns, each result checked first."""
-    from qknorm_onnx.benchmark.cases import chosen_cases, full_cases, quick_cases
-    from qknorm_onnx.benchmark.run import Settings, run_benchmark
+    from qknorm_onnx.speed.cases import chosen_cases, full_cases, quick_cases
+    from qknorm_onnx.speed.run import Settings, run_benchmark
 
     cases = chosen_cases(quick_cases() if quick else full_cases(), names)
     if only_list:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from qknorm_onnx.graph.report import FusionReport
+from qknorm_onnx.graph.fusion_report import FusionReport
 from qknorm_onnx.spec.attributes import to_attributes
 
 

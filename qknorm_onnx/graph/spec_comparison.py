@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from qknorm_onnx.graph.report import FusedAttention, FusionReport
+from qknorm_onnx.graph.fusion_report import FusedAttention, FusionReport
 from qknorm_onnx.spec.attributes import AttributeValue, to_attributes
 from qknorm_onnx.spec.canonical import canonical
 from qknorm_onnx.spec.qk_norm_spec import UNLIMITED_WINDOW, AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qknorm_onnx.proof.region_inputs import RegionCase
-from qknorm_onnx.proof.subgraph_side import Side
+from qknorm_onnx.proof.subgraph_side import ProofSide
 from qknorm_onnx.runtime.runner import CannotRunError, is_float
 
 Tensor = npt.NDArray[Any]
@@ -28,7 +28,7 @@ class Comparison:
     max_difference: float = 0.0
     compared: int = 0
 
-    def in_float64(self, case: RegionCase, old: Side, new: Side) -> str:
+    def in_float64(self, case: RegionCase, old: ProofSide, new: ProofSide) -> str:
         """Why `new` is not `old`, empty if it is. A case that the old subgraph itself refuses says nothing."""
         try:
             wanted = old.run(case.inputs)
@@ -45,7 +45,7 @@ class Comparison:
                 return f"output {index} {reason} ({case.what})"
         return ""
 
-    def in_float32(self, case: RegionCase, old: Side, new: Side, exact: Side) -> str:
+    def in_float32(self, case: RegionCase, old: ProofSide, new: ProofSide, exact: ProofSide) -> str:
         """Why `new` is not `old`, which only runs in float32; `exact` is the new subgraph in float64."""
         try:
             wanted = old.run(case.inputs)
@@ -69,7 +69,7 @@ class Comparison:
                 return f"output {index} {reason} ({case.what})"
         return ""
 
-    def in_own_type(self, case: RegionCase, exact: Side, old: Side, new: Side) -> str:
+    def in_own_type(self, case: RegionCase, exact: ProofSide, old: ProofSide, new: ProofSide) -> str:
         """Why `new` is worse than `old` in a half-precision type, judged by the old subgraph in float64."""
         try:
             truth, wanted = exact.run(case.inputs), old.run(case.inputs)
@@ -91,7 +91,7 @@ class Comparison:
                 return f"output {index} is off by {errors} ({case.what})"
         return ""
 
-    def _effect_of_folding(self, case: RegionCase, old: Side, wanted: list[Tensor]) -> list[float]:
+    def _effect_of_folding(self, case: RegionCase, old: ProofSide, wanted: list[Tensor]) -> list[float]:
         """For each output, the largest difference that folded constants explain."""
         random = np.random.default_rng(self.seed)
         effects = [0.0] * len(wanted)

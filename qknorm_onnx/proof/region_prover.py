@@ -29,8 +29,8 @@ from qknorm_onnx.proof.comparison import Comparison
 from qknorm_onnx.proof.opened_norms import has_norms_inside, with_norms_in_front
 from qknorm_onnx.proof.region_inputs import RegionCase, region_cases
 from qknorm_onnx.proof.region_sizes import Relation, SymbolTable
-from qknorm_onnx.proof.row_lengths import RowLengths, length_cases, row_lengths
-from qknorm_onnx.proof.subgraph_side import Side, SideMaker
+from qknorm_onnx.proof.row_lengths import RowLengthInputs, length_cases, row_lengths
+from qknorm_onnx.proof.subgraph_side import ProofSide, ProofSideMaker
 from qknorm_onnx.runtime.runner import CannotRunError
 
 _HALF_TYPES: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -44,7 +44,7 @@ class CaseSource:
     inputs: Sequence[ir.Value]
     table: SymbolTable
     relation: Relation | None
-    lengths: RowLengths | None
+    lengths: RowLengthInputs | None
     seed: int
 
     def cases(self, *, half: bool = False) -> Iterator[RegionCase]:
@@ -59,7 +59,7 @@ class RegionProver:
 
     def __init__(self, *, seed: int = 0) -> None:
         self._seed = seed
-        self._sides = SideMaker()
+        self._sides = ProofSideMaker()
 
     def prove(self, old: ir.Model, new: ir.Model) -> Proof:
         """Run both on random inputs of several sizes and magnitudes; neither model is changed."""
@@ -96,7 +96,7 @@ class RegionProver:
             note += ", whose norms the CPU provider lacks: they are taken as documented"
         return self._in_own_type(dataclasses.replace(proof, note=note), old, new, exact=exact, source=source)
 
-    def _in_own_type(self, proof: Proof, old: ir.Model, new: ir.Model, *, exact: Side, source: CaseSource) -> Proof:
+    def _in_own_type(self, proof: Proof, old: ir.Model, new: ir.Model, *, exact: ProofSide, source: CaseSource) -> Proof:
         """`proof`, refused if in half precision `new` is worse than `old`."""
         if proof.verdict != "proven" or not any(value.dtype in _HALF_TYPES for value in old.graph.inputs):
             return proof
@@ -110,7 +110,7 @@ class RegionProver:
         worse = next((reason for reason in reasons if reason), "")
         return dataclasses.replace(proof, verdict="refused", reason=worse) if worse else proof
 
-    def _case_source(self, old: ir.Model, side: Side) -> CaseSource:
+    def _case_source(self, old: ir.Model, side: ProofSide) -> CaseSource:
         """What cases are made from. Raises CannotRunError where the old subgraph refuses all sizes."""
         table, lengths = SymbolTable(old.graph.inputs), row_lengths(old)
         relation = None if lengths is not None else self._runnable_relation(old.graph.inputs, side, table)
@@ -121,7 +121,7 @@ class RegionProver:
                 raise next((error for error in refusals if error), None) or CannotRunError("no lengths fit its dimensions")
         return source
 
-    def _runnable_relation(self, inputs: Sequence[ir.Value], side: Side, table: SymbolTable) -> Relation | None:
+    def _runnable_relation(self, inputs: Sequence[ir.Value], side: ProofSide, table: SymbolTable) -> Relation | None:
         """What must hold between the symbols so that the old subgraph runs. Raises CannotRunError where nothing helps."""
         first: CannotRunError | None = None
         for relation in table.relations():
@@ -143,7 +143,7 @@ def _verdict(comparison: Comparison, reasons: Iterable[str]) -> Proof:
     return Proof(verdict="refused" if reason else "proven", max_difference=comparison.max_difference, reason=reason)
 
 
-def _refusal(side: Side, case: RegionCase) -> CannotRunError | None:
+def _refusal(side: ProofSide, case: RegionCase) -> CannotRunError | None:
     try:
         side.run(case.inputs)
     except CannotRunError as error:

@@ -14,7 +14,7 @@ from qknorm_onnx.proof.region_sizes import SymbolTable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RowLengths:
+class RowLengthInputs:
     """Names of the inputs that hold `seqlens_k` and `total_sequence_length`, and the dimensions that must go with them.
 
     `dims` are dimensions of the file, each with its size or the field of a `Call` that says it. `is_buffer`: past and
@@ -55,7 +55,7 @@ CALLS: Final = (
 )
 
 
-def row_lengths(region: ir.Model) -> RowLengths | None:
+def row_lengths(region: ir.Model) -> RowLengthInputs | None:
     """What the inputs of a region with a GroupQueryAttention must agree on; None for any other region."""
     names = {value.name for value in region.graph.inputs}
     for node in region.graph:
@@ -69,7 +69,7 @@ def row_lengths(region: ir.Model) -> RowLengths | None:
         for past in pasts:
             assert past.shape is not None
             dims += [(past.shape[0], "batch"), (past.shape[2], "past"), (past.shape[3], _head_size(node, query))]
-        return RowLengths(
+        return RowLengthInputs(
             last=str(last.name),
             total=str(total.name),
             dims=tuple(dims),
@@ -91,7 +91,7 @@ def _size(cache: ir.Value | None) -> int | ir.SymbolicDim | None:
 
 
 def length_cases(
-    lengths: RowLengths, inputs: Sequence[ir.Value], table: SymbolTable, *, seed: int, half: bool = False
+    lengths: RowLengthInputs, inputs: Sequence[ir.Value], table: SymbolTable, *, seed: int, half: bool = False
 ) -> Iterator[RegionCase]:
     """The calls that the sizes of the region allow."""
     random = np.random.default_rng(seed)
@@ -114,7 +114,7 @@ def length_cases(
             yield RegionCase(what=f"{kind}; {call.what}", inputs=arrays, may_be_undefined=kind == "tiny rows", keys=keys)
 
 
-def _sizes(lengths: RowLengths, call: Call) -> dict[str, int] | None:
+def _sizes(lengths: RowLengthInputs, call: Call) -> dict[str, int] | None:
     """Sizes for the symbols, None where a fixed size or a buffer excludes the call."""
     total = max(call.keys)
     if lengths.is_buffer and call.past < total:

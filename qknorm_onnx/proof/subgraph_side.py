@@ -24,7 +24,7 @@ CONSTANT_ULP: Final = 2.0**-23
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Side:
+class ProofSide:
     """A subgraph's runner, its weights in the runner's order, and the names of its own inputs."""
 
     runner: Runner
@@ -57,13 +57,13 @@ def _moved(array: Tensor, random: np.random.Generator) -> Tensor:
     return array.astype(np.float64) * (1 + CONSTANT_ULP * random.choice([-1.0, 1.0], array.shape))
 
 
-class SideMaker:
+class ProofSideMaker:
     """Makes sides; subgraphs that differ only in the values of their weights share one runner."""
 
     def __init__(self) -> None:
         self._runners: dict[Hashable, Runner] = {}
 
-    def make(self, model: ir.Model, arithmetic: Arithmetic) -> Side:
+    def make(self, model: ir.Model, arithmetic: Arithmetic) -> ProofSide:
         """`model` in float64, in float32 (what is wider stays so) or in its own type (bfloat16 emulated).
 
         Raises:
@@ -76,7 +76,7 @@ class SideMaker:
         key = (structure.key, arithmetic)
         if key not in self._runners:
             self._runners[key] = _runner(flat, structure.weights, arithmetic)
-        return Side(runner=self._runners[key], weights=weights, inputs=names)
+        return ProofSide(runner=self._runners[key], weights=weights, inputs=names)
 
 
 def _runner(flat: ir.Model, weights: Sequence[ir.Value], arithmetic: Arithmetic) -> Runner:

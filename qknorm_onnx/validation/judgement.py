@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from qknorm_onnx.validation.error_budget import OwnErrors, budget
 from qknorm_onnx.validation.metrics import Mask, cosine, finite, relative_error, snr_db, top_one
-from qknorm_onnx.validation.report import ParityRow
+from qknorm_onnx.validation.parity_report import ParityRow
 
 Tensor = npt.NDArray[Any]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from qknorm_onnx.validation.report import ParityReport
+    from qknorm_onnx.validation.parity_report import ParityReport
 
 
 @pytest.fixture(scope="session")

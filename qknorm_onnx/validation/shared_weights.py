@@ -16,7 +16,7 @@ from qknorm_onnx.spec.signature import Dtype
 from qknorm_onnx.validation.cases.domain import Domain
 from qknorm_onnx.validation.cases.inputs import GraphInput
 from qknorm_onnx.validation.error_budget import unit
-from qknorm_onnx.validation.report import ParityRow
+from qknorm_onnx.validation.parity_report import ParityRow
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from qknorm_onnx.validation.cases.case import Case, WeightScale
 from qknorm_onnx.validation.error_budget import OwnErrors
 from qknorm_onnx.validation.judgement import Measured, is_left_out, judge, own_errors, without_what_changes
 from qknorm_onnx.validation.locate import locate_fault
-from qknorm_onnx.validation.report import ParityRow
+from qknorm_onnx.validation.parity_report import ParityRow
 from qknorm_onnx.validation.shared_weights import SharedWeights, scaled_model
 
 if TYPE_CHECKING:

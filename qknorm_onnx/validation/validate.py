@@ -16,7 +16,7 @@ from qknorm_onnx.validation.cases.domain import windows_of
 from qknorm_onnx.validation.cases.inputs import match_inputs
 from qknorm_onnx.validation.cases.made import make_cases
 from qknorm_onnx.validation.cases.untried import untried
-from qknorm_onnx.validation.report import ParityReport, ParityRow
+from qknorm_onnx.validation.parity_report import ParityReport, ParityRow
 from qknorm_onnx.validation.shared_weights import SharedWeights
 from qknorm_onnx.validation.type_run import TypeRun
 

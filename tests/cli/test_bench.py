@@ -16,15 +16,15 @@ pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")
 
 from qknorm_onnx import custom_ops
-from qknorm_onnx.benchmark import run as engine
-from qknorm_onnx.benchmark.cases import Bar, Case, Entry, MemoryCase, chosen_cases, full_cases, quick_cases, qwen3_spec
-from qknorm_onnx.benchmark.contestant import Contestant, LeftOutError
-from qknorm_onnx.benchmark.peak_memory import peak_memory_mb
-from qknorm_onnx.benchmark.problem import Problem, true_output, with_room
-from qknorm_onnx.benchmark.report import Figure
-from qknorm_onnx.benchmark.timing import LONGEST_PAUSE_SECONDS, clock_for, interleaved, no_pause, ratio_of_pairs, wait_until_quiet
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.spec.reference import qk_norm_attention
+from qknorm_onnx.speed import run as engine
+from qknorm_onnx.speed.benchmark_report import Figure
+from qknorm_onnx.speed.cases import Bar, Case, Entry, MemoryCase, chosen_cases, full_cases, quick_cases, qwen3_spec
+from qknorm_onnx.speed.contestant import Contestant, LeftOutError
+from qknorm_onnx.speed.peak_memory import peak_memory_mb
+from qknorm_onnx.speed.problem import Problem, true_output, with_room
+from qknorm_onnx.speed.timing import LONGEST_PAUSE_SECONDS, clock_for, interleaved, no_pause, ratio_of_pairs, wait_until_quiet
 
 QUICK = ("bench", "--quick", "--threads", "1", "--rounds", "2")
 SETTINGS = engine.Settings(rounds=2, threads=1, quick=True)

@@ -228,9 +228,9 @@ NAMED_BY_MYPY = {
         "torch_export/operators/eager.py",
         "torch_export/operators/triton_arguments.py",
         "torch_export/operators/modules.py",
-        "benchmark/cases.py",
-        "benchmark/problem.py",
-        "benchmark/torch_contestants.py",
+        "speed/cases.py",
+        "speed/problem.py",
+        "speed/torch_contestants.py",
     },
     "EpsilonMode": {
         "spec/qk_norm_spec.py",

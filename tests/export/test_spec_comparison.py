@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import qknorm_onnx as qk
-from qknorm_onnx.graph.report import FusedAttention, FusionReport, Surroundings
+from qknorm_onnx.graph.fusion_report import FusedAttention, FusionReport, Surroundings
 from qknorm_onnx.graph.spec_comparison import compare_specs
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec
 from qknorm_onnx.torch_export import exporter

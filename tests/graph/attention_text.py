@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
+from qknorm_onnx.graph.fusion_report import FusionReport
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
-from qknorm_onnx.graph.report import FusionReport
 from qknorm_onnx.proof.region_prover import RegionProver
 
 HEADS, KV_HEADS, HEAD_SIZE = 6, 2, 8

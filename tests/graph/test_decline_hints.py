@@ -15,10 +15,10 @@ LOOKALIKES = ["blt_cross_NOT_qknorm", "deepseek_v32_indexer_NOT_attention", "h_b
 
 
 def refusals():
-    """(file, line, the hint's expression) of each place that makes a `Declined`."""
+    """(file, line, the hint's expression) of each place that makes a `Unreadable`."""
     for path in sorted(RECOGNISE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Declined":
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Unreadable":
                 hint = node.args[2] if len(node.args) > 2 else None
                 hint = next((word.value for word in node.keywords if word.arg == "hint"), hint)
                 yield f"{path.name}:{node.lineno}", hint

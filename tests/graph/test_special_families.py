@@ -19,7 +19,7 @@ from qknorm_onnx.graph.canonical.qk_norm_node import (
     read_attention_node,
     read_rotary_node,
 )
-from qknorm_onnx.graph.report import FusionReport
+from qknorm_onnx.graph.fusion_report import FusionReport
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec
 from tests.graph.zoo_export import assert_parity, exported, fused
 

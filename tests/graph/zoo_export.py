@@ -12,10 +12,10 @@ import onnx_ir as ir
 import torch
 
 from qknorm_onnx.errors import ExportError
+from qknorm_onnx.graph.fusion_report import FusionReport
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
-from qknorm_onnx.graph.report import FusionReport
 from qknorm_onnx.proof.region_prover import RegionProver
 from qknorm_onnx.torch_export.exporter import export_graph
 from qknorm_onnx.torch_export.patches.module_patches import mended

@@ -15,7 +15,7 @@ from rich.console import Console
 from qknorm_onnx.validation.error_budget import OTHER_ORDERS, OwnErrors, budget, floor, unit
 from qknorm_onnx.validation.judgement import Measured, judge, own_errors
 from qknorm_onnx.validation.metrics import cosine, relative_error, snr_db, top_one
-from qknorm_onnx.validation.report import ParityReport, ParityRow
+from qknorm_onnx.validation.parity_report import ParityReport, ParityRow
 
 ROW = ParityRow(dtype="float16", how="native", case="example", output="y", verdict="not run", required=True)
 TRUTH = np.linspace(-2.0, 2.0, 24).reshape(2, 3, 4)

@@ -7,7 +7,7 @@ import dataclasses
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import Factor, Fragment, RowLengths
-from qknorm_onnx.graph.match.located import Declined, Layout, Located, Parameter
+from qknorm_onnx.graph.match.located import Layout, Located, Parameter, Unreadable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,4 +65,4 @@ class Core:
     past: tuple[ir.Value, ir.Value] | None = None
     presents: tuple[ir.Value, ir.Value] | None = None
     lengths: RowLengths | None = None
-    refusal: Declined | None = None
+    refusal: Unreadable | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match.located import Declined, Layout, Located, Parameter
+from qknorm_onnx.graph.match.located import Layout, Located, Parameter, Unreadable
 from qknorm_onnx.graph.symbolic.terms import Linear
 from qknorm_onnx.spec.qk_norm_spec import EpsilonMode, NormAxis, NormKind
 
@@ -143,7 +143,7 @@ class Chain:
     start: Located
     steps: tuple[Step, ...]
     path: tuple[Located, ...]
-    stop: Declined | None = None
+    stop: Unreadable | None = None
 
     def fragments(self) -> Iterator[Fragment]:
         """The fragments, nearest to the core first."""

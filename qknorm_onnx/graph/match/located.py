@@ -1,7 +1,7 @@
 """Tensors of a graph with the meaning of their axes.
 
-A recogniser is a small function `(Located, ...) -> fragment | Declined | None`: None says "this is not my spelling", so
-that the next one is asked; `Declined` says "this is what I look for, but not in a form that can be rewritten".
+A recogniser is a small function `(Located, ...) -> fragment | Unreadable | None`: None says "this is not my spelling", so
+that the next one is asked; `Unreadable` says "this is what I look for, but not in a form that can be rewritten".
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Located:
 
 
 @dataclasses.dataclass(frozen=True)
-class Declined:
+class Unreadable:
     """Not rewritten: why (a clause that can follow the attention's name), and the node where the walk stopped.
 
     `hint` says what would make it match, or that nothing would, as it is not QK-Norm attention.

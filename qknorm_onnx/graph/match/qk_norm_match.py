@@ -7,7 +7,7 @@ from typing import Literal
 
 from qknorm_onnx.graph.match.attention_core import Bias, Core
 from qknorm_onnx.graph.match.fragments import CacheAppend, Factor, Rotary
-from qknorm_onnx.graph.match.located import Declined, Located, Parameter
+from qknorm_onnx.graph.match.located import Located, Parameter, Unreadable
 from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec
 
 
@@ -78,5 +78,5 @@ class Plain:
     name: str
 
 
-Recognition = QKNormMatch | Declined | Plain
-Side = Literal["query", "key", "value"]
+Recognition = QKNormMatch | Unreadable | Plain
+Role = Literal["query", "key", "value"]

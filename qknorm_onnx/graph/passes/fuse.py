@@ -11,11 +11,11 @@ from typing import Final
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from qknorm_onnx.graph import report as reports
+from qknorm_onnx.graph import fusion_report as reports
 from qknorm_onnx.graph.canonical.lowered_mark import LoweredMark, read_mark
 from qknorm_onnx.graph.canonical.qk_norm_node import is_attention_node, is_prepared, preparations, read_attention_node
 from qknorm_onnx.graph.match.attention_core import Core
-from qknorm_onnx.graph.match.located import Declined
+from qknorm_onnx.graph.match.located import Unreadable
 from qknorm_onnx.graph.match.qk_norm_match import Plain, QKNormMatch, Recognition
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.graph.passes.prepare import share_equal_nodes
@@ -125,14 +125,14 @@ class _Fusion:
     def _rewrite(self, core: Core, found: Recognition, graph: ir.Graph) -> tuple[Outcome, bool]:
         if isinstance(found, Plain):
             return Outcome(plain=(found.name,)), False
-        if isinstance(found, Declined):
+        if isinstance(found, Unreadable):
             return _declined(attention_name(core), found), False
         match = dataclasses.replace(found, name=self._unique(found.name))
         try:
             replacement = build_replacement(match)
         except SpecError as error:
             reason = f"its shapes contradict each other: {error}"
-            return _declined(match.name, Declined(reason, core.node, "change what the message names")), False
+            return _declined(match.name, Unreadable(reason, core.node, "change what the message names")), False
         proof = self._prove(replacement)
         if proof.verdict == "refused":
             replacement.builder.drop()
@@ -187,7 +187,7 @@ def _marked(mark: LoweredMark, *, instead_of: Outcome = NOTHING) -> Outcome:
     return Outcome(fused=(reports.FusedAttention(name=mark.name, spec=mark.spec, target=mark.target, note=note),))
 
 
-def _declined(name: str, declined: Declined) -> Outcome:
+def _declined(name: str, declined: Unreadable) -> Outcome:
     node = declined.node.name or declined.node.op_type if declined.node is not None else ""
     entry = reports.Declined(name=name, reason=declined.reason, node=node, hint=declined.hint)
     logging.getLogger(ROOMS).debug("%s", entry, extra={"declined": entry})

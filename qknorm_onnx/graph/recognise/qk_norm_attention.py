@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.match.attention_core import Core
 from qknorm_onnx.graph.match.fragments import CacheAppend, Chain, Repeat
-from qknorm_onnx.graph.match.located import HEADS_SECOND, Declined, Located
+from qknorm_onnx.graph.match.located import HEADS_SECOND, Located, Unreadable
 from qknorm_onnx.graph.match.qk_norm_match import Plain, Preparation, QKNormMatch, Recognition, Visibility
 from qknorm_onnx.graph.recognise.attention.output import has_merged_axes, output_of
 from qknorm_onnx.graph.recognise.chains.chain import read_prepared, read_values
@@ -43,8 +43,8 @@ def recognise_attention(core: Core, masks: MaskContext) -> Recognition:
     values = read_values(core.value)
     shared = _are_prepared_keys(values, chains[1])
     query, key = read_side(chains[0], "query"), read_side(chains[1], "key", keys_as_values=shared)
-    if isinstance(query, Declined) or isinstance(key, Declined):
-        return query if isinstance(query, Declined) else key  # type: ignore[return-value]
+    if isinstance(query, Unreadable) or isinstance(key, Unreadable):
+        return query if isinstance(query, Unreadable) else key  # type: ignore[return-value]
     return _compose(name, core, query, key, values, masks, keys_as_values=shared)
 
 
@@ -59,7 +59,7 @@ def _are_prepared_keys(values: Chain, keys: Chain) -> bool:
     return any(item.value in prepared for item in values.path)
 
 
-def _unread_norm(chain: Chain) -> Declined | None:
+def _unread_norm(chain: Chain) -> Unreadable | None:
     """A chain (or a stream of it) that ends without a norm, although something like one lies further back."""
     if chain.norm is not None:
         return None
@@ -83,19 +83,19 @@ def _compose(
     if problem is not None:
         return problem
     caches = _caches(core, key, values)
-    if isinstance(caches, Declined):
+    if isinstance(caches, Unreadable):
         return caches
     first = caches[0].first if caches is not None else None
     visibility = read_visibility(core, masks, cached=caches is not None, first=first)
     if first is not None and not _hides_the_rest(core, visibility, first):
-        return Declined(
+        return Unreadable(
             "it reads a buffer of which no mask is seen to hide what lies behind the new keys", core.node, BUFFER_HINT
         )
     apart = keys_as_values or not _one_preparation(query.preparation, key.preparation)
     try:
         spec = _spec(core, query, key, visibility, apart=apart)
     except SpecError as error:
-        return Declined(f"its parts contradict each other: {error}", core.node, "change what the message names")
+        return Unreadable(f"its parts contradict each other: {error}", core.node, "change what the message names")
     return QKNormMatch(
         name=name,
         core=core,
@@ -109,16 +109,16 @@ def _compose(
     )
 
 
-def _unlike_heads(core: Core, query: PreparedSide, key: PreparedSide, values: Chain) -> Declined | None:
+def _unlike_heads(core: Core, query: PreparedSide, key: PreparedSide, values: Chain) -> Unreadable | None:
     """A refusal where heads do not go together, or are not to be told from other things in the output."""
     value_heads = projected(values, values.steps).static("H")
     if query.repeat != 1 or value_heads != key.preparation.spec.num_heads:
-        return Declined(
+        return Unreadable(
             "its queries, keys and values are repeated differently", core.node, "repeat the heads of keys and values alike"
         )
     if has_merged_axes(output_of(core.output)):
         reason = "its output keeps batch and heads, or heads and positions, in one axis"
-        return Declined(
+        return Unreadable(
             reason, core.node, "reshape the output to (batch, heads, positions, values) behind the product with the values"
         )
     return None
@@ -129,32 +129,32 @@ def _hides_the_rest(core: Core, visibility: Visibility, first: Linear) -> bool:
     return visibility.is_causal and (not core.is_causal or first == Linear())
 
 
-def _caches(core: Core, key: PreparedSide, values: Chain) -> tuple[CacheAppend, CacheAppend] | Declined | None:
+def _caches(core: Core, key: PreparedSide, values: Chain) -> tuple[CacheAppend, CacheAppend] | Unreadable | None:
     """The caches of keys and values: both or none. Those of the core's own operator stand behind all preparation."""
     if core.past is not None:
         return _operator_caches(core, key)
     if core.presents is not None and any(value.uses() or value.is_graph_output() for value in core.presents):
         reason = "it returns its keys and values as a new cache without reading an old one"
-        return Declined(reason, core.node, "give it an empty past, or join keys with the past in front of it")
+        return Unreadable(reason, core.node, "give it an empty past, or join keys with the past in front of it")
     value_cache = next((fragment for fragment in values.fragments() if isinstance(fragment, CacheAppend)), None)
     if key.cache is None and value_cache is None:
         return None
     if key.cache is None or value_cache is None:
         hint = "cache both, or none; keys are cached behind their norm and rotary embedding, not in front of them"
-        return Declined("only one of its keys and values is seen to have a cache", core.node, hint)
+        return Unreadable("only one of its keys and values is seen to have a cache", core.node, hint)
     if key.cache.first != value_cache.first:
         hint = "write new keys and new values at the same positions"
-        return Declined("its keys and values are not cached in the same places", core.node, hint)
+        return Unreadable("its keys and values are not cached in the same places", core.node, hint)
     return key.cache, value_cache
 
 
-def _operator_caches(core: Core, key: PreparedSide) -> tuple[CacheAppend, CacheAppend] | Declined:
+def _operator_caches(core: Core, key: PreparedSide) -> tuple[CacheAppend, CacheAppend] | Unreadable:
     """past and present of an attention operator; without outputs for them, nobody reads what would be cached."""
     assert core.past is not None
     if core.presents is None:
-        return Declined("it reads cached keys, but does not return them", core.node, "return present keys and values too")
+        return Unreadable("it reads cached keys, but does not return them", core.node, "return present keys and values too")
     if key.repeat != 1 or key.cache is not None:
-        return Declined(
+        return Unreadable(
             "its cache holds keys that were already repeated", core.node, "cache keys before their heads are repeated"
         )
     sizes = {**core.key.sizes, "S": ir.SymbolicDim(None)}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match.located import Declined, Dim, Layout, Located
+from qknorm_onnx.graph.match.located import Dim, Layout, Located, Unreadable
 from qknorm_onnx.graph.walk.constants import producer
 from qknorm_onnx.graph.walk.layout import dims_of, letters_of, same_size
 from qknorm_onnx.graph.walk.repeats import copies_of
@@ -44,9 +44,9 @@ def has_tiled_heads(located: Located) -> bool:
     return any("GK" in letters for letters in located.layout)
 
 
-def tiled_refusal(located: Located) -> Declined:
+def tiled_refusal(located: Located) -> Unreadable:
     """For queries with `has_tiled_heads` that are normalised."""
-    return Declined(TILED, located.value.producer(), TILED_HINT)
+    return Unreadable(TILED, located.value.producer(), TILED_HINT)
 
 
 def has_split_heads(layout: Layout) -> bool:

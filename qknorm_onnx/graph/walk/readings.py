@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeVar
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match.located import Declined, Located
+from qknorm_onnx.graph.match.located import Located, Unreadable
 
 ROOMS: Final = "qknorm_onnx.graph.recognise"
 Asked = TypeVar("Asked", ir.Node, Located)
@@ -60,7 +60,7 @@ def first_answer(readers: Sequence[Callable[[Asked], Answer]], asked: Asked, roo
                 reader=reader.__name__,
                 asked=described(asked),
                 outcome=_outcome(answer),
-                stopped=answer.reason if isinstance(answer, Declined) else stopped if answer is None else "",
+                stopped=answer.reason if isinstance(answer, Unreadable) else stopped if answer is None else "",
             )
             logger.debug("%s", reading, extra={"reading": reading})
         if answer is not None:
@@ -88,7 +88,7 @@ def described(item: Located | ir.Node | None) -> str:
 def _outcome(answer: object) -> Literal["read", "declined", "no"]:
     if answer is None:
         return "no"
-    return "declined" if isinstance(answer, Declined) else "read"
+    return "declined" if isinstance(answer, Unreadable) else "read"
 
 
 def _watched(reader: Callable[[Asked], Answer], asked: Asked) -> tuple[Answer, str]:

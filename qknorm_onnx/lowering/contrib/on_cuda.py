@@ -20,7 +20,15 @@ from qknorm_onnx.graph.canonical.qk_norm_node import RotaryInputs, make_rotary_n
 from qknorm_onnx.graph.onnxruntime_release import GROUPED_ATTRIBUTES
 from qknorm_onnx.lowering.contrib.attention import COS, K_WEIGHT, Q_WEIGHT, SIN, ContribCore, NormInCore, choose_core, emit_core
 from qknorm_onnx.lowering.contrib.preparation import one_table, shared_by_rows
-from qknorm_onnx.lowering.contrib.sides import Side, plain_stages_of, prepare_side, raw_side, served_by, sides_of, tables_of
+from qknorm_onnx.lowering.contrib.sides import (
+    ContribSide,
+    plain_stages_of,
+    prepare_side,
+    raw_side,
+    served_by,
+    sides_of,
+    tables_of,
+)
 from qknorm_onnx.lowering.emit.head_layout import HeadTensor
 from qknorm_onnx.lowering.emit.target import Emitted, LoweringRequest
 from qknorm_onnx.lowering.standard.preparation import rotary_refusal
@@ -63,19 +71,19 @@ def emit_attention_on_cuda(body: BodyBuilder, spec: QKNormSpec, request: Lowerin
     return Emitted(outputs=emit_core(core, query, key, request), note=served_by(f"{operators}: {reason}", plain=plain))
 
 
-def _needs_preparation(side: Side) -> bool:
+def _needs_preparation(side: ContribSide) -> bool:
     scaled = side.given.scale is not None or side.given.factor != 1.0
     return scaled or normalises(side.spec.kind) or rotates(side.spec.rotary.order)
 
 
-def prologue_refusal(side: Side, request: LoweringRequest) -> str | None:
+def prologue_refusal(side: ContribSide, request: LoweringRequest) -> str | None:
     """Why no kernel for CUDA prepares this side in a `QKNormRotary`; None where one does."""
     names = [name for name, dtype in IR_DTYPES.items() if dtype == precision_of(request.signature).io]
     sizes = (side.head_size,) if isinstance(side.head_size, int) else ()
     return cuda_refusal(side.spec, dtype=names[0], head_sizes=sizes)
 
 
-def _prologue(body: BodyBuilder, side: Side, request: LoweringRequest) -> HeadTensor:
+def _prologue(body: BodyBuilder, side: ContribSide, request: LoweringRequest) -> HeadTensor:
     """Norm, rotary and scale of one side in a `QKNormRotary`."""
     if not _needs_preparation(side):
         return raw_side(body, side)
@@ -94,7 +102,9 @@ def _prologue(body: BodyBuilder, side: Side, request: LoweringRequest) -> HeadTe
     return raw_side(body, side).replaced(flat=prepared)
 
 
-def norm_in_core_refusal(spec: QKNormSpec, core: ContribCore, sides: tuple[Side, Side], request: LoweringRequest) -> str:
+def norm_in_core_refusal(
+    spec: QKNormSpec, core: ContribCore, sides: tuple[ContribSide, ContribSide], request: LoweringRequest
+) -> str:
     """Why norm and rotary are not GroupQueryAttention's own; empty where they are."""
     if core.operator != OPERATOR_WITH_NORM:
         return f"{core.operator} has neither norm nor rotary"
@@ -109,7 +119,7 @@ def _missing_in_release(spec: QKNormSpec, request: LoweringRequest) -> str:
     return f"{OPERATOR_WITH_NORM} of onnxruntime {request.release} has no {lacking[0]}" if lacking else ""
 
 
-def _norm_refusal(spec: QKNormSpec, sides: tuple[Side, Side], request: LoweringRequest) -> str:
+def _norm_refusal(spec: QKNormSpec, sides: tuple[ContribSide, ContribSide], request: LoweringRequest) -> str:
     norm = spec.norm
     if not spec.has_norm:
         return ""
@@ -149,7 +159,7 @@ def _is_under_the_root(mode: EpsilonMode) -> bool:
             assert_never(mode)
 
 
-def _rotary_refusal(spec: QKNormSpec, side: Side, request: LoweringRequest) -> str:
+def _rotary_refusal(spec: QKNormSpec, side: ContribSide, request: LoweringRequest) -> str:
     rotary, inputs, size = spec.rotary, request.inputs, side.head_size
     if not rotates(rotary.order):
         return ""
@@ -170,7 +180,9 @@ def _rotary_refusal(spec: QKNormSpec, side: Side, request: LoweringRequest) -> s
     return ""
 
 
-def _norm_in_core(body: BodyBuilder, spec: QKNormSpec, sides: tuple[Side, Side], request: LoweringRequest) -> NormInCore:
+def _norm_in_core(
+    body: BodyBuilder, spec: QKNormSpec, sides: tuple[ContribSide, ContribSide], request: LoweringRequest
+) -> NormInCore:
     inputs: dict[int, ir.Value] = {}
     attributes: dict[str, int | float] = {}
     if spec.has_norm:
@@ -190,7 +202,7 @@ def _epsilons(of_query: float, of_key: float) -> dict[str, int | float]:
     return {"q_norm_epsilon": of_query, "k_norm_epsilon": of_key}
 
 
-def _ones(body: BodyBuilder, side: Side, request: LoweringRequest) -> ir.Value:
+def _ones(body: BodyBuilder, side: ContribSide, request: LoweringRequest) -> ir.Value:
     assert isinstance(side.head_size, int), "choose_core asks for a number"
     return body.constant(np.ones(side.head_size, dtype=precision_of(request.signature).io.numpy()), name="ones")
 

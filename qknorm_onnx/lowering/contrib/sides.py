@@ -15,7 +15,7 @@ from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Side:
+class ContribSide:
     """One tensor of heads with what prepares it; `prefix` is that of its norm's inputs."""
 
     tag: str
@@ -25,50 +25,50 @@ class Side:
     head_size: Dim
 
 
-def sides_of(body: BodyBuilder, spec: QKNormSpec, request: LoweringRequest) -> tuple[Side, Side]:
+def sides_of(body: BodyBuilder, spec: QKNormSpec, request: LoweringRequest) -> tuple[ContribSide, ContribSide]:
     """Queries and keys of a `QKNormAttention`. The queries' factor is what the operators' `scale` cannot say."""
     inputs, attention = request.inputs, spec.attention
     size = head_size_of(body, request.signature, "query", inputs["query"], attention.q_num_heads)
     factor = attention.scale / operator_scale(attention)
     return (
-        Side(
+        ContribSide(
             tag="q",
             prefix="q_norm_",
             spec=spec.query_preparation,
             given=query_inputs(inputs, None, factor=factor),
             head_size=size,
         ),
-        Side(tag="k", prefix="k_norm_", spec=spec.key_preparation, given=key_inputs(inputs, None), head_size=size),
+        ContribSide(tag="k", prefix="k_norm_", spec=spec.key_preparation, given=key_inputs(inputs, None), head_size=size),
     )
 
 
-def side_of(body: BodyBuilder, spec: QKNormRotarySpec, request: LoweringRequest) -> Side:
+def side_of(body: BodyBuilder, spec: QKNormRotarySpec, request: LoweringRequest) -> ContribSide:
     """The one tensor of a `QKNormRotary`."""
     inputs = request.inputs
     size = head_size_of(body, request.signature, "x", inputs["x"], spec.num_heads)
     given = PreparationInputs(x=inputs["x"], weight=inputs.get("weight"), bias=inputs.get("bias"), scale=inputs.get("scale"))
-    return Side(tag="x", prefix="", spec=spec, given=given, head_size=size)
+    return ContribSide(tag="x", prefix="", spec=spec, given=given, head_size=size)
 
 
-def tables_of(body: BodyBuilder, side: Side, request: LoweringRequest) -> ContribTables | None:
+def tables_of(body: BodyBuilder, side: ContribSide, request: LoweringRequest) -> ContribTables | None:
     """The rotary tables, which all sides of a node share; None where nothing is rotated."""
     rotary, x = side.spec.rotary, side.given.x
     return contrib_tables(body, rotary, x, request.inputs, request.signature, head_size=side.head_size)
 
 
-def prepare_side(body: BodyBuilder, side: Side, tables: ContribTables | None, request: LoweringRequest) -> HeadTensor:
+def prepare_side(body: BodyBuilder, side: ContribSide, tables: ContribTables | None, request: LoweringRequest) -> HeadTensor:
     """The prepared tensor in the compute type."""
     x = raw_side(body, side)
     x = x.replaced(flat=body.cast(side.given.x, precision_of(request.signature).compute))
     return contrib_prepare(side.spec, x, side.given, side.prefix, tables, request.signature)
 
 
-def raw_side(body: BodyBuilder, side: Side) -> HeadTensor:
+def raw_side(body: BodyBuilder, side: ContribSide) -> HeadTensor:
     """The tensor as it comes."""
     return HeadTensor(body, side.spec.num_heads, side.head_size, side.tag, flat=side.given.x)
 
 
-def plain_stages_of(sides: tuple[Side, ...], tables: ContribTables | None) -> list[str]:
+def plain_stages_of(sides: tuple[ContribSide, ...], tables: ContribTables | None) -> list[str]:
     """Why stages of the sides are made of plain operators."""
     return plain_stages([side.spec for side in sides], tables, sides[0].head_size)
 

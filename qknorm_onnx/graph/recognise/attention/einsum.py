@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match.located import Declined, Dim, Layout, Located
+from qknorm_onnx.graph.match.located import Dim, Layout, Located, Unreadable
 from qknorm_onnx.graph.recognise.attention.products import (
     AXES_HINT,
     ScoreProduct,
@@ -18,10 +18,10 @@ from qknorm_onnx.graph.walk.head_groups import head_axes
 from qknorm_onnx.graph.walk.layout import dims_of
 
 
-def read_einsum_scores(node: ir.Node, first: ir.Value, second: ir.Value) -> ScoreProduct | Declined:
+def read_einsum_scores(node: ir.Node, first: ir.Value, second: ir.Value) -> ScoreProduct | Unreadable:
     """Einsum to (B, H, S, T), or with two axes of heads to (B, K, G, S, T): the letters say which operand is which."""
     terms = _terms(node)
-    unread = Declined("its scores are an Einsum that is no product of queries and keys per head", node, AXES_HINT)
+    unread = Unreadable("its scores are an Einsum that is no product of queries and keys per head", node, AXES_HINT)
     if terms is None:
         return unread
     a, b, out = terms
@@ -52,9 +52,9 @@ def read_einsum_scores(node: ir.Node, first: ir.Value, second: ir.Value) -> Scor
 
 def read_einsum_values(
     node: ir.Node, probabilities: ir.Value, p_layout: Layout, scores: ScoreProduct
-) -> tuple[Located, Located] | Declined:
+) -> tuple[Located, Located] | Unreadable:
     """The values that an Einsum weighs with `probabilities`, and its output."""
-    unread = Declined("its values are weighed by an Einsum that is no product per head", node, AXES_HINT)
+    unread = Unreadable("its values are weighed by an Einsum that is no product per head", node, AXES_HINT)
     terms = _terms(node)
     if terms is None:
         return unread

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.match.attention_core import Core
 from qknorm_onnx.graph.match.fragments import Factor, Fragment, Norm, Rotary, RowLengths, Table
-from qknorm_onnx.graph.match.located import Declined, Located, Parameter
+from qknorm_onnx.graph.match.located import Located, Parameter, Unreadable
 from qknorm_onnx.graph.walk.constants import MICROSOFT_DOMAIN, attribute_float, attribute_int, input_of
 from qknorm_onnx.graph.walk.layout import dims_of, same_size
 
@@ -27,13 +27,13 @@ _UNREAD_INPUTS: Final = {
 }
 
 
-def read_group_query_attention(node: ir.Node) -> Core | Declined | None:
+def read_group_query_attention(node: ir.Node) -> Core | Unreadable | None:
     """GroupQueryAttention on operands (B, S, H*D), with norms and rotary embedding inside or in front."""
     if not is_group_query_attention(node):
         return None
     heads = [attribute_int(node, name, 0) for name in ("num_heads", "kv_num_heads", "kv_num_heads")]
     if input_of(node, 1) is None or input_of(node, 2) is None:
-        return Declined(
+        return Unreadable(
             "its GroupQueryAttention has queries, keys and values packed in one input",
             node,
             "split the packed tensor in front of the operator, and give it three inputs",
@@ -41,12 +41,12 @@ def read_group_query_attention(node: ir.Node) -> Core | Declined | None:
     operands = [_operand(input_of(node, index), count) for index, count in enumerate(heads)]
     if any(operand is None for operand in operands):
         reason = "the sizes of the operands of its GroupQueryAttention are unknown"
-        return Declined(reason, node, "run shape inference, so that the file says the sizes of its operands")
+        return Unreadable(reason, node, "run shape inference, so that the file says the sizes of its operands")
     query, key, value = (operand for operand in operands if operand is not None)
     head_size = query.static("D")
     last, total = input_of(node, 5), input_of(node, 6)
     if last is None or total is None or head_size is None:
-        return Declined("its GroupQueryAttention lacks the lengths of its rows", node, "give it seqlens_k and its total length")
+        return Unreadable("its GroupQueryAttention lacks the lengths of its rows", node, "give it seqlens_k and its total length")
     past_key, past_value = input_of(node, 3), input_of(node, 4)
     sink = input_of(node, 11)
     lengths = RowLengths(last, total, is_buffer=_same_length(past_key, node))
@@ -87,22 +87,22 @@ def _operand(value: ir.Value | None, heads: int) -> Located | None:
     return Located(value, ("B", "S", "HD"), {"B": dims[0], "S": dims[1], "H": heads, "D": dims[2] // heads})
 
 
-def _unread(node: ir.Node) -> Declined | None:
+def _unread(node: ir.Node) -> Unreadable | None:
     for index, (what, hint) in _UNREAD_INPUTS.items():
         if input_of(node, index) is not None:
-            return Declined(f"its GroupQueryAttention has {what}", node, hint)
+            return Unreadable(f"its GroupQueryAttention has {what}", node, hint)
     if attribute_int(node, "sliding_window_cache", 0):
         reason = "its GroupQueryAttention drops old keys from a cache as long as its window"
-        return Declined(reason, node, "build the file with a cache for the whole sequence")
+        return Unreadable(reason, node, "build the file with a cache for the whole sequence")
     if attribute_int(node, "smooth_softmax", 0) == 1 and input_of(node, 11) is None:
-        return Declined("its GroupQueryAttention smooths the softmax", node, "give it a head_sink of zeros, which is the same")
+        return Unreadable("its GroupQueryAttention smooths the softmax", node, "give it a head_sink of zeros, which is the same")
     if len(node.outputs) > 3 and node.outputs[3].name:
-        return Declined("its GroupQueryAttention also returns its logits", node, "build the file without the output output_qk")
+        return Unreadable("its GroupQueryAttention also returns its logits", node, "build the file without the output output_qk")
     for name in ("cos_cache", "sin_cache"):
         table = input_of(node, 7 if name == "cos_cache" else 8)
         dims = dims_of(table) if table is not None else None
         if attribute_int(node, "do_rotary", 0) and (dims is None or len(dims) != 2 or not isinstance(dims[1], int)):
-            return Declined(f"the size of its {name} is unknown", node, "run shape inference, or make the table an initializer")
+            return Unreadable(f"the size of its {name} is unknown", node, "run shape inference, or make the table an initializer")
     return None
 
 

@@ -5,27 +5,27 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match.attention_core import Bias, Core
-from qknorm_onnx.graph.match.located import Declined, Located
+from qknorm_onnx.graph.match.located import Located, Unreadable
 from qknorm_onnx.graph.walk.constants import MICROSOFT_DOMAIN, attribute_float, attribute_int, input_of
 from qknorm_onnx.graph.walk.layout import dims_of
 
 
-def read_multi_head_attention(node: ir.Node) -> Core | Declined | None:
+def read_multi_head_attention(node: ir.Node) -> Core | Unreadable | None:
     """MultiHeadAttention on operands (B, S, H*D), keys and values also (B, H, S, D); H is the same for q, k and v."""
     if (node.domain, node.op_type) != (MICROSOFT_DOMAIN, "MultiHeadAttention"):
         return None
     for index, (what, hint) in UNREAD_INPUTS.items():
         if input_of(node, index) is not None:
-            return Declined(f"its MultiHeadAttention has {what}", node, hint)
+            return Unreadable(f"its MultiHeadAttention has {what}", node, hint)
     heads = attribute_int(node, "num_heads", 0)
     operands = [_operand(input_of(node, index), heads) for index in range(3)]
     if any(operand is None for operand in operands):
         reason = "the operands of its MultiHeadAttention are packed, or their shapes are unknown"
-        return Declined(reason, node, "give it queries, keys and values of known sizes as three inputs")
+        return Unreadable(reason, node, "give it queries, keys and values of known sizes as three inputs")
     query, key, value = (operand for operand in operands if operand is not None)
     head_size = query.static("D")
     if head_size is None:
-        return Declined("the size of its heads is not fixed", node, "export with a fixed size of the heads")
+        return Unreadable("the size of its heads is not fixed", node, "export with a fixed size of the heads")
     bias = input_of(node, 5)
     past_key, past_value = input_of(node, 6), input_of(node, 7)
     return Core(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match.located import HEADS_SECOND, Declined, Dim, Layout, Located
+from qknorm_onnx.graph.match.located import HEADS_SECOND, Dim, Layout, Located, Unreadable
 from qknorm_onnx.graph.walk.constants import constant, input_of, producer, rank_of
 from qknorm_onnx.graph.walk.head_groups import beside_queries, head_axes
 from qknorm_onnx.graph.walk.layout import dims_of, is_sized, regroup
@@ -46,11 +46,11 @@ def is_product(node: ir.Node) -> bool:
     return all(operand is not None and constant(operand) is None for operand in node.inputs)
 
 
-def read_matrix_scores(node: ir.Node, query: ir.Value, key: ir.Value) -> ScoreProduct | Declined:
+def read_matrix_scores(node: ir.Node, query: ir.Value, key: ir.Value) -> ScoreProduct | Unreadable:
     """The queries and keys of a MatMul."""
     rank = rank_of(query)
     if rank != rank_of(key) or rank not in (3, 4, 5):
-        return Declined("its operands do not have four axes (batch, heads, positions, values)", node, AXES_HINT)
+        return Unreadable("its operands do not have four axes (batch, heads, positions, values)", node, AXES_HINT)
     if rank == 3:
         return _folded_scores(node, query, key)
     q_dims, k_dims = dims_of(query) or (), dims_of(key) or ()
@@ -72,21 +72,21 @@ def read_matrix_scores(node: ir.Node, query: ir.Value, key: ir.Value) -> ScorePr
     return scores_of(node, Located(query, (*lead, "S", "D"), sizes), key, (*lead, "D", "S"), (*lead, "S", "T"))
 
 
-def scores_of(node: ir.Node, query: Located, key: ir.Value, key_layout: Layout, layout: Layout) -> ScoreProduct | Declined:
+def scores_of(node: ir.Node, query: Located, key: ir.Value, key_layout: Layout, layout: Layout) -> ScoreProduct | Unreadable:
     """The product of `query` with `key`, whose axes `key_layout` names; `layout` is that of the result."""
     located = beside_queries(key, key_layout, query.sizes)
     if located is None:
         reason = "its keys are the same for all of its key heads, but not for the query heads of each"
-        return Declined(reason, node, AXES_HINT)
+        return Unreadable(reason, node, AXES_HINT)
     return ScoreProduct(node, query, located, layout)
 
 
-def of_no_size(node: ir.Node) -> Declined:
+def of_no_size(node: ir.Node) -> Unreadable:
     """A refusal for operands whose heads have no fixed size."""
     if not all(operand is not None and is_sized(operand) for operand in node.inputs):
-        return Declined("the shapes of its operands are unknown", node, SHAPES_HINT)
+        return Unreadable("the shapes of its operands are unknown", node, SHAPES_HINT)
     reason = "the axis of its dot products has no fixed size, as in attention between channels"
-    return Declined(reason, node, CHANNELS_HINT)
+    return Unreadable(reason, node, CHANNELS_HINT)
 
 
 def _rows_of_groups(query: ir.Value, heads: int, head_size: int) -> Located | None:
@@ -108,7 +108,7 @@ def _rows_of_groups(query: ir.Value, heads: int, head_size: int) -> Located | No
     return Located(source, HEADS_SECOND if len(dims) == 4 else ("B", "K", "G", "S", "D"), sizes)
 
 
-def _folded_scores(node: ir.Node, query: ir.Value, key: ir.Value) -> ScoreProduct | Declined:
+def _folded_scores(node: ir.Node, query: ir.Value, key: ir.Value) -> ScoreProduct | Unreadable:
     """(B*H, S, D) x (B*H, D, T)."""
     q_dims, k_dims = dims_of(query) or (), dims_of(key) or ()
     head_size = q_dims[2] if isinstance(q_dims[2], int) else k_dims[1]
@@ -117,7 +117,7 @@ def _folded_scores(node: ir.Node, query: ir.Value, key: ir.Value) -> ScoreProduc
     edges = _before_folding(query, head_size)
     if edges is None:
         reason = "its operands have three axes, and no Reshape that says how many heads are in the first one"
-        return Declined(reason, node, AXES_HINT)
+        return Unreadable(reason, node, AXES_HINT)
     batch, heads = edges
     sizes: dict[str, Dim] = {"B": batch, "H": heads, "S": q_dims[1], "D": head_size}
     keys = Located(key, ("BH", "D", "S"), {**sizes, "S": k_dims[2]})
@@ -149,22 +149,22 @@ def _before_folding(value: ir.Value, head_size: int) -> tuple[Dim, int] | None:
     return None
 
 
-def read_matrix_values(node: ir.Node, layout: Layout, scores: ScoreProduct) -> tuple[Located, Located] | Declined:
+def read_matrix_values(node: ir.Node, layout: Layout, scores: ScoreProduct) -> tuple[Located, Located] | Unreadable:
     """The values that a MatMul weighs with probabilities of `layout`, and its output."""
     value = input_of(node, 1)
     dims = dims_of(value) if value is not None else None
     if value is None or dims is None:
-        return Declined("the shapes of its operands are unknown", node, SHAPES_HINT)
+        return Unreadable("the shapes of its operands are unknown", node, SHAPES_HINT)
     if len(dims) != len(layout):
-        return Declined("its operands do not have four axes (batch, heads, positions, values)", node, AXES_HINT)
+        return Unreadable("its operands do not have four axes (batch, heads, positions, values)", node, AXES_HINT)
     return values_of(node, value, (*layout[:-2], "S", "D"), (*layout[:-1], "D"), scores)
 
 
 def values_of(
     node: ir.Node, value: ir.Value, value_layout: Layout, layout: Layout, scores: ScoreProduct
-) -> tuple[Located, Located] | Declined:
+) -> tuple[Located, Located] | Unreadable:
     """Values whose axes `value_layout` names, and the output of `node` with those of `layout`."""
     located = beside_queries(value, value_layout, scores.query.sizes)
     if located is None or "S" not in located.layout:
-        return Declined("its values have axes that are not those of its keys", node, AXES_HINT)
+        return Unreadable("its values have axes that are not those of its keys", node, AXES_HINT)
     return located, Located(node.outputs[0], layout, {**scores.query.sizes, "D": located.sizes["D"]})

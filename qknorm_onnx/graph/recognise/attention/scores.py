@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.match.attention_core import Bias
 from qknorm_onnx.graph.match.fragments import Factor
-from qknorm_onnx.graph.match.located import Declined, Layout, Parameter
+from qknorm_onnx.graph.match.located import Layout, Parameter, Unreadable
 from qknorm_onnx.graph.recognise.attention.axes import MOVES, SCORE_LAYOUT, bias_beside, moved
 from qknorm_onnx.graph.recognise.attention.einsum import read_einsum_scores
 from qknorm_onnx.graph.recognise.attention.products import (
@@ -48,7 +48,7 @@ class ScoreStep:
     """One step: `change` of the scores read so far (in the order from the product on), and the value in front."""
 
     source: ir.Value
-    change: Callable[[Scores], Scores | Declined]
+    change: Callable[[Scores], Scores | Unreadable]
 
 
 FACTOR_HINT = "multiply the queries instead, after their norm"
@@ -57,7 +57,7 @@ AXES_HINT = "give logits and masks the axes (batch, heads, query positions, key 
 ScoreReader = Callable[[ir.Node], ScoreStep | None]
 
 
-def read_scores(value: ir.Value) -> Scores | Declined | None:
+def read_scores(value: ir.Value) -> Scores | Unreadable | None:
     """`value`, the input of a softmax, as scores; None where no product of q and k is found behind it."""
     steps: list[ScoreStep] = []
     node = producer(value)
@@ -74,32 +74,32 @@ def read_scores(value: ir.Value) -> Scores | Declined | None:
     if node is None or not is_product(node):
         return None
     product = _read_product(node)
-    if isinstance(product, Declined):
+    if isinstance(product, Unreadable):
         return product
-    scores: Scores | Declined = Scores(product=product, layout=product.layout)
+    scores: Scores | Unreadable = Scores(product=product, layout=product.layout)
     assert isinstance(scores, Scores)
     for step in reversed(steps):
         before = scores
         scores = step.change(before)
-        if isinstance(scores, Declined):
+        if isinstance(scores, Unreadable):
             return scores
         if before.sink is not None and scores != before:
-            return Declined("something happens to its logits after the sink was appended", node, "append sinks last")
+            return Unreadable("something happens to its logits after the sink was appended", node, "append sinks last")
     return scores
 
 
-def _read_product(node: ir.Node) -> ScoreProduct | Declined:
+def _read_product(node: ir.Node) -> ScoreProduct | Unreadable:
     first, second = input_of(node, 0), input_of(node, 1)
     if first is None or second is None or dims_of(first) is None or dims_of(second) is None:
-        return Declined("the shapes of its operands are unknown", node, SHAPES_HINT)
+        return Unreadable("the shapes of its operands are unknown", node, SHAPES_HINT)
     return (read_einsum_scores if node.op_type == "Einsum" else read_matrix_scores)(node, first, second)
 
 
-def _stopped(node: ir.Node) -> Declined | None:
+def _stopped(node: ir.Node) -> Unreadable | None:
     """Attention with an unknown step, or (a softmax over anything else) nothing that concerns us."""
     if any(reaches_product(operand) for operand in node.inputs if operand is not None):
         reason = f"{node.op_type} stands between its logits and its softmax"
-        return Declined(reason, node, "only scale, clamp, soft cap, masks and sinks may stand there: leave it out, or move it")
+        return Unreadable(reason, node, "only scale, clamp, soft cap, masks and sinks may stand there: leave it out, or move it")
     return None
 
 
@@ -152,10 +152,10 @@ def read_moved(node: ir.Node) -> ScoreStep | None:
     if node.op_type not in MOVES or source is None:
         return None
 
-    def change(scores: Scores) -> Scores | Declined:
+    def change(scores: Scores) -> Scores | Unreadable:
         layout = moved(scores.layout, node, scores.product.sizes)
         if layout is None:
-            return Declined(f"{node.op_type} stands between its logits and its softmax", node, AXES_HINT)
+            return Unreadable(f"{node.op_type} stands between its logits and its softmax", node, AXES_HINT)
         return dataclasses.replace(scores, layout=layout)
 
     return ScoreStep(source, change)
@@ -175,11 +175,11 @@ def _added_bias(
 ) -> ScoreStep:
     """`value`, which `node` combines with scores."""
 
-    def change(scores: Scores) -> Scores | Declined:
+    def change(scores: Scores) -> Scores | Unreadable:
         bias = bias_beside(value, scores.layout, scores.product.sizes, negated=negated, fill=fill)
         if bias is None:
             reason = "its mask lies on logits whose axes are merged or in another order"
-            return Declined(reason, node, AXES_HINT)
+            return Unreadable(reason, node, AXES_HINT)
         return dataclasses.replace(scores, biases=(*scores.biases, bias))
 
     return ScoreStep(source, change)
@@ -209,18 +209,18 @@ def read_scaled(node: ir.Node) -> ScoreStep | None:
     source, factor = operands
     inverse = node.op_type == "Div"
 
-    def change(scores: Scores) -> Scores | Declined:
+    def change(scores: Scores) -> Scores | Unreadable:
         if scores.biases or scores.softcap or scores.logit_clamp:
-            return Declined("its logits are scaled after the mask, the soft cap or the clamp", node, "scale first")
+            return Unreadable("its logits are scaled after the mask, the soft cap or the clamp", node, "scale first")
         value = number(factor)
         if value is not None:
             return dataclasses.replace(scores, scale=scores.scale / value if inverse else scores.scale * value)
         parameter = unrepeated(factor, scores.layout)
         if "T" in letters_of(parameter.layout):
-            return Declined("its logits are multiplied by a factor of their own for each key", node, FACTOR_HINT)
+            return Unreadable("its logits are multiplied by a factor of their own for each key", node, FACTOR_HINT)
         if any(len(letters) > 1 or letters in ("K", "G") for letters in parameter.layout):
             which = "batch and heads as one axis" if "BH" in parameter.layout else "heads as two axes or merged with others"
-            return Declined(f"its logits, {which}, are multiplied by a factor for each", node, FACTOR_HINT)
+            return Unreadable(f"its logits, {which}, are multiplied by a factor for each", node, FACTOR_HINT)
         return dataclasses.replace(scores, factors=(*scores.factors, Factor(parameter, inverse, node)))
 
     return ScoreStep(source, change)
@@ -242,10 +242,10 @@ def read_softcap(node: ir.Node) -> ScoreStep | None:
     rest = cap / divisor if inner.op_type == "Div" else cap * divisor
     rest = 1.0 if np.isclose(rest, 1.0, rtol=1e-6) else rest
 
-    def change(scores: Scores) -> Scores | Declined:
+    def change(scores: Scores) -> Scores | Unreadable:
         if scores.biases or scores.softcap:
             reason = "its soft cap comes after the mask, where it would let hidden keys through"
-            return Declined(reason, node, "cap the logits before the mask is added")
+            return Unreadable(reason, node, "cap the logits before the mask is added")
         return dataclasses.replace(scores, softcap=cap, scale=scores.scale * rest)
 
     return ScoreStep(divided[0], change)
@@ -258,10 +258,10 @@ def read_clamped(node: ir.Node) -> ScoreStep | None:
         return None
     low, high = number(input_of(node, 1)), number(input_of(node, 2))
 
-    def change(scores: Scores) -> Scores | Declined:
+    def change(scores: Scores) -> Scores | Unreadable:
         if low is None or high is None or low != -high or scores.biases or scores.softcap or scores.logit_clamp:
             reason = "its logits are clipped in a way that one symmetric clamp cannot express"
-            return Declined(reason, node, "clip to -c and c, before masks and soft cap")
+            return Unreadable(reason, node, "clip to -c and c, before masks and soft cap")
         return dataclasses.replace(scores, logit_clamp=high)
 
     return ScoreStep(source, change)
@@ -274,9 +274,9 @@ def read_sinks(node: ir.Node) -> ScoreStep | None:
         return None
     source, sink = found
 
-    def change(scores: Scores) -> Scores | Declined:
+    def change(scores: Scores) -> Scores | Unreadable:
         if scores.layout != SCORE_LAYOUT:
-            return Declined("its sinks are appended to logits with other axes", node, AXES_HINT)
+            return Unreadable("its sinks are appended to logits with other axes", node, AXES_HINT)
         return dataclasses.replace(scores, sink=sink)
 
     return ScoreStep(source, change)
@@ -289,9 +289,9 @@ def read_windows(node: ir.Node) -> ScoreStep | None:
         return None
     source, masks = found
 
-    def change(scores: Scores) -> Scores | Declined:
+    def change(scores: Scores) -> Scores | Unreadable:
         if scores.layout != SCORE_LAYOUT:
-            return Declined("its masks of windows lie on logits with other axes", node, AXES_HINT)
+            return Unreadable("its masks of windows lie on logits with other axes", node, AXES_HINT)
         return dataclasses.replace(scores, biases=(*scores.biases, *masks))
 
     return ScoreStep(source, change)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match.attention_core import Bias, Core
-from qknorm_onnx.graph.match.located import Declined, Located
+from qknorm_onnx.graph.match.located import Located, Unreadable
 from qknorm_onnx.graph.recognise.attention.axes import MOVES, moved
 from qknorm_onnx.graph.recognise.attention.einsum import read_einsum_values
 from qknorm_onnx.graph.recognise.attention.group_query import read_group_query_attention
@@ -21,15 +21,15 @@ from qknorm_onnx.graph.walk.layout import dims_of
 from qknorm_onnx.graph.walk.limits import PROBABILITY_STEPS
 from qknorm_onnx.graph.walk.readings import first_answer
 
-CoreReader = Callable[[ir.Node], Core | Declined | None]
+CoreReader = Callable[[ir.Node], Core | Unreadable | None]
 
 
-def read_core(node: ir.Node) -> Core | Declined | None:
+def read_core(node: ir.Node) -> Core | Unreadable | None:
     """The core whose softmax (or fused operator) `node` is; None where it is no attention at all."""
     return first_answer(CORE_READERS, node, "attention", begins=True)
 
 
-def read_softmax(node: ir.Node) -> Core | Declined | None:
+def read_softmax(node: ir.Node) -> Core | Unreadable | None:
     """MatMul > scale, soft cap, masks > Softmax > MatMul."""
     if node.domain != "" or node.op_type != "Softmax" or node.inputs[0] is None:
         return None
@@ -40,20 +40,20 @@ def read_softmax(node: ir.Node) -> Core | Declined | None:
     scores = read_scores(node.inputs[0]) if product is not None else None
     if product is None or scores is None:
         return None
-    if isinstance(product, Declined) or isinstance(scores, Declined):
-        return product if isinstance(product, Declined) else scores  # type: ignore[return-value]
+    if isinstance(product, Unreadable) or isinstance(scores, Unreadable):
+        return product if isinstance(product, Unreadable) else scores  # type: ignore[return-value]
     if product.cut != (scores.sink is not None):
         reason = "its softmax has a column more or less than its values"
-        return Declined(reason, node, "append sinks as one column of logits, and cut exactly that one off behind the softmax")
+        return Unreadable(reason, node, "append sinks as one column of logits, and cut exactly that one off behind the softmax")
     return _softmax_core(node, scores, product)
 
 
-def _softmax_core(node: ir.Node, scores: Scores, product: ValueProduct) -> Core | Declined | None:
+def _softmax_core(node: ir.Node, scores: Scores, product: ValueProduct) -> Core | Unreadable | None:
     operands, layout = scores.product, scores.layout
     for step in product.moves:
         after = moved(layout, step, operands.sizes)
         if after is None:
-            return Declined(f"{step.op_type} stands between its softmax and the product with its values", step, AXES_HINT)
+            return Unreadable(f"{step.op_type} stands between its softmax and the product with its values", step, AXES_HINT)
         layout = after
     if scores.layout[-1] != "T" or layout[-1] != "T":
         return None  # its softmax, or that product, sums over something else
@@ -61,7 +61,7 @@ def _softmax_core(node: ir.Node, scores: Scores, product: ValueProduct) -> Core 
         weighed = read_einsum_values(product.node, product.probabilities, layout, operands)
     else:
         weighed = read_matrix_values(product.node, layout, operands)
-    if isinstance(weighed, Declined):
+    if isinstance(weighed, Unreadable):
         return weighed
     value, output = weighed
     return Core(
@@ -92,7 +92,7 @@ class ValueProduct:
     cut: bool
 
 
-def _value_product(probabilities: ir.Value) -> ValueProduct | Declined | None:
+def _value_product(probabilities: ir.Value) -> ValueProduct | Unreadable | None:
     """The product that weighs the values; casts and the guard against NaN rows may lie in front of it."""
     cut, moves = False, list[ir.Node]()
     for _ in range(PROBABILITY_STEPS):
@@ -100,7 +100,7 @@ def _value_product(probabilities: ir.Value) -> ValueProduct | Declined | None:
         products = [node for node in consumers if _weighs(node, probabilities)]
         results = products or [node for node in consumers if node.op_type != "IsNaN"]
         if products and (len(consumers) > 1 or probabilities.is_graph_output()):
-            return Declined("its attention probabilities are used elsewhere too", products[0], PROBABILITIES_HINT)
+            return Unreadable("its attention probabilities are used elsewhere too", products[0], PROBABILITIES_HINT)
         if products:
             return ValueProduct(node=products[0], probabilities=probabilities, moves=tuple(moves), cut=cut)
         if len(results) != 1 or probabilities.is_graph_output():
@@ -136,28 +136,28 @@ def _is_guard(node: ir.Node, probabilities: ir.Value) -> bool:
 PROBABILITY_OPERATORS = ("IsNaN", "Where", "Cast", "Identity", "Dropout")
 
 
-def read_attention_operator(node: ir.Node) -> Core | Declined | None:
+def read_attention_operator(node: ir.Node) -> Core | Unreadable | None:
     """ONNX Attention (opset 23 and newer) on operands with four axes."""
     if node.domain != "" or node.op_type != "Attention":
         return None
     operands = [input_of(node, index) for index in range(3)]
     shapes = [dims_of(item) if item is not None else None for item in operands]
     if any(shape is None for shape in shapes):
-        return Declined("the shapes of its operands are unknown", node, SHAPES_HINT)
+        return Unreadable("the shapes of its operands are unknown", node, SHAPES_HINT)
     if attribute_int(node, "qk_matmul_output_mode", 0) or len(node.outputs) > 3:
-        return Declined("it also returns its logits", node, "export without the output qk_matmul_output")
+        return Unreadable("it also returns its logits", node, "export without the output qk_matmul_output")
     if input_of(node, 6) is not None:
-        return Declined("it reads a padded cache (nonpad_kv_seqlen)", node, "hide the padding with a mask instead")
+        return Unreadable("it reads a padded cache (nonpad_kv_seqlen)", node, "hide the padding with a mask instead")
     located = [_operand(node, value, name) for value, name in zip(operands, ("q", "kv", "kv"), strict=True)]
     if any(item is None for item in located):
         reason = "its operands have neither three nor four axes, or their number of heads is not fixed"
-        return Declined(
+        return Unreadable(
             reason, node, "export with a fixed number of heads; give q_num_heads and kv_num_heads where there are three axes"
         )
     query, key, value = (item for item in located if item is not None)
     head_size = query.static("D")
     if head_size is None:
-        return Declined("the size of its heads is not fixed", node, "export with a fixed size of the heads")
+        return Unreadable("the size of its heads is not fixed", node, "export with a fixed size of the heads")
     scale = attribute_float(node, "scale", 0.0) or head_size**-0.5
     mask, past_key, past_value = input_of(node, 3), input_of(node, 4), input_of(node, 5)
     presents = (node.outputs[1], node.outputs[2]) if len(node.outputs) == 3 else None

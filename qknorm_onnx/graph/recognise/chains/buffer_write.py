@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import CacheAppend
-from qknorm_onnx.graph.match.located import HEADS_SECOND, Declined, Located
+from qknorm_onnx.graph.match.located import HEADS_SECOND, Located, Unreadable
 from qknorm_onnx.graph.recognise.masks.limits import inputs_behind
 from qknorm_onnx.graph.recognise.unread.lookalikes import norm_behind
 from qknorm_onnx.graph.symbolic.expression import IndexReader
@@ -20,7 +20,7 @@ POSITIONS_HINT = (
 )
 
 
-def read_buffer_write(located: Located) -> tuple[CacheAppend, Located] | Declined | None:
+def read_buffer_write(located: Located) -> tuple[CacheAppend, Located] | Unreadable | None:
     """ScatterND or ScatterElements of new keys or values, one behind the other, into a buffer that the caller gives.
 
     `located` is the buffer afterwards, with its heads second; where the first new entry lies is a form in integers of the graph.
@@ -42,7 +42,7 @@ def read_buffer_write(located: Located) -> tuple[CacheAppend, Located] | Decline
         reason = (
             f"its new keys are written into a static cache at positions that are not seen to follow one another, read from {read}"
         )
-        return Declined(reason, node, POSITIONS_HINT) if norm_behind(new) is not None else None
+        return Unreadable(reason, node, POSITIONS_HINT) if norm_behind(new) is not None else None
     append = CacheAppend(past, Located(located.value, HEADS_SECOND, located.sizes), node, first=first)
     return append, Located(new, written.layout, {**written.sizes, "S": new_dims[axis]})
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import CacheAppend, Chain, Factor, Fragment, Norm, Offset, Repeat, Rotary, Step, Streams
-from qknorm_onnx.graph.match.located import Declined, Layout, Located
+from qknorm_onnx.graph.match.located import Layout, Located, Unreadable
 from qknorm_onnx.graph.recognise.chains.buffer_write import read_buffer_write
 from qknorm_onnx.graph.recognise.chains.cache import read_cache_append
 from qknorm_onnx.graph.recognise.chains.grouped_norm import read_grouped_norm
@@ -29,7 +29,7 @@ GATE_HINT = (
     "RMSNormalization, or with its statistic over the values of a head"
 )
 Steps = tuple[Step, ...]
-ChainReader = Callable[[Located], Steps | Declined | None]
+ChainReader = Callable[[Located], Steps | Unreadable | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ def _walk(start: Located, readers: tuple[OpenReader, ...], steps: Steps = ()) ->
         kinds = [type(step.fragment) for step in steps]
         asked = [reader.read for reader in readers if not any(kind in kinds for kind in reader.closed_by)]
         found = first_answer(asked, here, "chains")
-        if isinstance(found, Declined):
+        if isinstance(found, Unreadable):
             return Chain(start, steps, tuple(path), found)
         if found is not None:
             steps = (*steps, *found)
@@ -76,7 +76,7 @@ def _walk(start: Located, readers: tuple[OpenReader, ...], steps: Steps = ()) ->
     return Chain(start, steps, tuple(path))
 
 
-def read_repeat(located: Located) -> Steps | Declined | None:
+def read_repeat(located: Located) -> Steps | Unreadable | None:
     """Repeated key / value heads."""
     found = first_answer(REPEAT_READERS, located, "chains")
     return (Step(*found),) if found is not None else None
@@ -85,30 +85,30 @@ def read_repeat(located: Located) -> Steps | Declined | None:
 REPEAT_READERS = (read_copied_groups, read_copied_axes, read_copied_head, read_listed_heads)
 
 
-def read_cached(located: Located) -> Steps | Declined | None:
+def read_cached(located: Located) -> Steps | Unreadable | None:
     """A cache in front of new keys or values."""
     found = read_cache_append(located) or read_buffer_write(located)
-    return found if found is None or isinstance(found, Declined) else (Step(*found),)
+    return found if found is None or isinstance(found, Unreadable) else (Step(*found),)
 
 
-def read_grouped(located: Located) -> Steps | Declined | None:
+def read_grouped(located: Located) -> Steps | Unreadable | None:
     """A norm over parts of each head."""
     return read_grouped_norm(located, lambda inner: _walk(inner, GROUPED_READERS))
 
 
-def read_joined(located: Located) -> Steps | Declined | None:
+def read_joined(located: Located) -> Steps | Unreadable | None:
     """Streams with norms of their own."""
     found = read_streams(located, read_prepared)
     return (Step(*found),) if found is not None else None
 
 
-def read_rotated(located: Located) -> Steps | Declined | None:
+def read_rotated(located: Located) -> Steps | Unreadable | None:
     """A rotary embedding."""
     found = read_rotary(located)
-    return found if found is None or isinstance(found, Declined) else (Step(*found),)
+    return found if found is None or isinstance(found, Unreadable) else (Step(*found),)
 
 
-def read_factor(located: Located) -> Steps | Declined | None:
+def read_factor(located: Located) -> Steps | Unreadable | None:
     """x * w or x / w, where w is smaller than x: a weight, a scale, one factor per head or position."""
     node = producer(located.value, "Mul", "Div")
     if node is None:
@@ -118,12 +118,12 @@ def read_factor(located: Located) -> Steps | Declined | None:
         return None
     data, parameter = operands
     if _depends_on(parameter, data):
-        return Declined("it is multiplied by something that is computed from it", node, GATE_HINT)
+        return Unreadable("it is multiplied by something that is computed from it", node, GATE_HINT)
     source = located.at(data, located.layout)
     return (Step(Factor(unrepeated(parameter, located.layout), node.op_type == "Div", node), source),)
 
 
-def read_offset(located: Located) -> Steps | Declined | None:
+def read_offset(located: Located) -> Steps | Unreadable | None:
     """x + b, where b is one number per value of a head or of all heads: the bias of a norm, if one follows."""
     node = producer(located.value, "Add")
     if node is None:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import Chain, Factor, Norm, Offset, Step
-from qknorm_onnx.graph.match.located import Array, Declined, Located, Parameter
+from qknorm_onnx.graph.match.located import Array, Located, Parameter, Unreadable
 from qknorm_onnx.graph.walk.constants import constant, number, producer
 from qknorm_onnx.graph.walk.layout import dims_of, letters_of, regroup
 
@@ -33,7 +33,7 @@ class Groups:
         return "E" + self.letter
 
 
-def read_grouped_norm(located: Located, read_inner: Callable[[Located], Chain]) -> tuple[Step, ...] | Declined | None:
+def read_grouped_norm(located: Located, read_inner: Callable[[Located], Chain]) -> tuple[Step, ...] | Unreadable | None:
     """A norm whose rows are the groups that a Reshape behind it puts back into one axis; `read_inner` walks over such groups."""
     found = _grouped(located)
     chain = read_inner(found[1]) if found is not None else None
@@ -52,7 +52,7 @@ def read_grouped_norm(located: Located, read_inner: Callable[[Located], Chain]) 
         fragment = step.fragment
         if isinstance(fragment, Factor | Offset):
             parameter = _spread(fragment.parameter, groups, found[1])
-            if isinstance(parameter, Declined):
+            if isinstance(parameter, Unreadable):
                 return parameter
             fragment = dataclasses.replace(fragment, parameter=parameter)
         elif isinstance(fragment, Norm):
@@ -89,14 +89,14 @@ def _joined(inner: Located, groups: Groups, outer: Located) -> Located:
     return Located(inner.value, layout, outer.sizes)
 
 
-def _spread(parameter: Parameter, groups: Groups, inner: Located) -> Parameter | Declined:
+def _spread(parameter: Parameter, groups: Groups, inner: Located) -> Parameter | Unreadable:
     """A weight or bias of groups as one of whole heads: repeated for each group where all groups share it."""
     letters = letters_of(parameter.layout)
     if number(parameter.value) is not None or not set(letters) & {"E", "H", "D"}:
         return parameter
     array = constant(parameter.value)
     if array is None or not set(letters) <= {"E", "H", "D"}:
-        return Declined("its norm of groups has a weight that is no constant", parameter.value.producer(), PARAMETER_HINT)
+        return Unreadable("its norm of groups has a weight that is no constant", parameter.value.producer(), PARAMETER_HINT)
     grid = "EHD" if groups.letter == "H" else "HED"
     sizes = {letter: size for letter, size in inner.sizes.items() if isinstance(size, int)}
     shape = [sizes[letter] if letter in letters or letter != "H" or groups.letter == "H" else 1 for letter in grid]

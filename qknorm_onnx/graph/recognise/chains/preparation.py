@@ -10,8 +10,8 @@ from typing import TypeVar
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import CacheAppend, Chain, Factor, Norm, Offset, Repeat, Rotary, Step, Streams
-from qknorm_onnx.graph.match.located import PROJECTED, Declined, Layout, Located
-from qknorm_onnx.graph.match.qk_norm_match import Gain, Preparation, Side
+from qknorm_onnx.graph.match.located import PROJECTED, Layout, Located, Unreadable
+from qknorm_onnx.graph.match.qk_norm_match import Gain, Preparation, Role
 from qknorm_onnx.graph.walk.constants import number
 from qknorm_onnx.graph.walk.head_groups import has_split_heads
 from qknorm_onnx.graph.walk.layout import letters_of
@@ -35,24 +35,24 @@ class PreparedSide:
     norm: Norm | None
 
 
-def read_side(chain: Chain, side: Side, *, keys_as_values: bool = False) -> PreparedSide | Declined:
+def read_side(chain: Chain, role: Role, *, keys_as_values: bool = False) -> PreparedSide | Unreadable:
     """The preparation that `chain` spells. With `keys_as_values` all factors stay in the keys, because others read them."""
     steps = _relevant(chain)
     source = projected(chain, steps)
-    problem = _misplaced(steps, side) or _unfit(source, chain.start)
+    problem = _misplaced(steps, role) or _unfit(source, chain.start)
     if problem is not None:
         return problem
-    factors = _sort_factors(steps, side, keep_in_weight=keys_as_values)
-    parts = _parts(_first(steps, Streams), side)
-    if isinstance(factors, Declined) or isinstance(parts, Declined):
-        return factors if isinstance(factors, Declined) else parts  # type: ignore[return-value]
+    factors = _sort_factors(steps, role, keep_in_weight=keys_as_values)
+    parts = _parts(_first(steps, Streams), role)
+    if isinstance(factors, Unreadable) or isinstance(parts, Unreadable):
+        return factors if isinstance(factors, Unreadable) else parts  # type: ignore[return-value]
     weight, scale, factor = factors
     norm, bias, repeat = _first(steps, Norm), _first(steps, Offset), _first(steps, Repeat)
     if norm is not None:
         weight = Gain(weight.factors, weight.number * norm.weight_factor)
     elif not weight.trivial:
         reason = "its keys are multiplied by a factor, but not normalised"
-        return Declined(reason, chain.start.value.producer(), QUERIES_HINT)
+        return Unreadable(reason, chain.start.value.producer(), QUERIES_HINT)
     preparation = Preparation(
         source=source,
         spec=_spec(steps, weight, source),
@@ -71,20 +71,20 @@ def read_side(chain: Chain, side: Side, *, keys_as_values: bool = False) -> Prep
     )
 
 
-def _unfit(source: Located, start: Located) -> Declined | None:
+def _unfit(source: Located, start: Located) -> Unreadable | None:
     """Why the heads cannot be taken out of `source`, from which `start` is made."""
     place = source.value.producer() or start.value.producer()
     if source.static("H") is None or source.static("D") is None:
-        return Declined("the number or the size of its heads is not fixed", place, "export with fixed heads")
+        return Unreadable("the number or the size of its heads is not fixed", place, "export with fixed heads")
     if any(len(letters) > 1 and any(letter.isdigit() for letter in letters) for letters in source.layout):
         reason = "it takes its heads out of an axis that was merged with others"
-        return Declined(reason, place, "split packed projections along an axis of their own, or with Split")
+        return Unreadable(reason, place, "split packed projections along an axis of their own, or with Split")
     if has_split_heads(source.layout) and not _are_neighbours(source.layout):
         reason = "its heads are two axes that are apart where it is projected"
-        return Declined(reason, place, "project to (batch, positions, heads * values), and split the heads there")
+        return Unreadable(reason, place, "project to (batch, positions, heads * values), and split the heads there")
     if "BH" in source.layout:
         reason = "its batch and its heads are one axis already where it is projected"
-        return Declined(reason, place, "project to (batch, positions, heads * values), and split the heads there")
+        return Unreadable(reason, place, "project to (batch, positions, heads * values), and split the heads there")
     return None
 
 
@@ -111,20 +111,20 @@ def _spec(steps: Sequence[Step], weight: Gain, source: Located) -> QKNormRotaryS
     )
 
 
-def _parts(streams: Streams | None, side: Side) -> tuple[PreparedSide, ...] | Declined:
+def _parts(streams: Streams | None, role: Role) -> tuple[PreparedSide, ...] | Unreadable:
     """The streams' own preparations; numbers in them must be equal, to become the scale."""
     if streams is None:
         return ()
     parts: list[PreparedSide] = []
     for chain in streams.chains:
-        part = read_side(chain, side)
-        if isinstance(part, Declined):
+        part = read_side(chain, role)
+        if isinstance(part, Unreadable):
             return part
         if part.repeat != 1 or part.cache is not None or not part.preparation.scale.trivial:
-            return Declined("its streams are repeated, cached or scaled each on its own", streams.node, STREAMS_HINT)
+            return Unreadable("its streams are repeated, cached or scaled each on its own", streams.node, STREAMS_HINT)
         parts.append(part)
     if len({part.number for part in parts}) > 1:
-        return Declined("its streams are scaled differently", streams.node, STREAMS_HINT)
+        return Unreadable("its streams are scaled differently", streams.node, STREAMS_HINT)
     return tuple(parts)
 
 
@@ -175,26 +175,26 @@ def _first(steps: Sequence[Step], kind: type[FragmentT]) -> FragmentT | None:
     return next((step.fragment for step in steps if isinstance(step.fragment, kind)), None)
 
 
-def _misplaced(steps: Sequence[Step], side: Side) -> Declined | None:
+def _misplaced(steps: Sequence[Step], role: Role) -> Unreadable | None:
     """Fragments in an order that no spec can express."""
     kinds = [type(step.fragment) for step in steps]
     for kind, name in ((Repeat, "repeated"), (CacheAppend, "appended to a cache"), (Offset, "shifted")):
         if kinds.count(kind) > 1:
-            return Declined(f"its {side} is {name} twice", steps[0].source.value.producer(), "make it one step")
+            return Unreadable(f"its {role} is {name} twice", steps[0].source.value.producer(), "make it one step")
     if Offset in kinds and Rotary in kinds and Norm in kinds and kinds.index(Offset) < kinds.index(Rotary) < kinds.index(Norm):
         offset = steps[kinds.index(Offset)].fragment
         assert isinstance(offset, Offset)
-        reason = f"something is added to its {side} after the rotary embedding"
-        return Declined(reason, offset.node, "add it before the rotary embedding, as the bias of the norm")
+        reason = f"something is added to its {role} after the rotary embedding"
+        return Unreadable(reason, offset.node, "add it before the rotary embedding, as the bias of the norm")
     split = next((item for step in steps if isinstance(item := step.fragment, Factor | Offset) and _is_split(item)), None)
     if split is not None:
-        return Declined(f"its {side} has a weight or bias for each head, and heads as two axes", split.node, SPLIT_HINT)
+        return Unreadable(f"its {role} has a weight or bias for each head, and heads as two axes", split.node, SPLIT_HINT)
     prepared = [index for index, kind in enumerate(kinds) if kind in (Norm, Rotary)]
     if CacheAppend in kinds and prepared and min(prepared) < kinds.index(CacheAppend):
         append = steps[kinds.index(CacheAppend)].fragment
         assert isinstance(append, CacheAppend)
         reason = "its cache holds keys from before the norm or the rotary embedding"
-        return Declined(reason, append.node, "append keys to the cache after their norm and rotary embedding")
+        return Unreadable(reason, append.node, "append keys to the cache after their norm and rotary embedding")
     return None
 
 
@@ -202,7 +202,7 @@ def _is_split(item: Factor | Offset) -> bool:
     return has_split_heads(item.parameter.layout)
 
 
-def _sort_factors(steps: Sequence[Step], side: Side, *, keep_in_weight: bool) -> tuple[Gain, Gain, float] | Declined:
+def _sort_factors(steps: Sequence[Step], role: Role, *, keep_in_weight: bool) -> tuple[Gain, Gain, float] | Unreadable:
     """The factors as (weight of the norm, factor of the queries, number for the logits)."""
     order = rotary_order(steps)
     kinds = [type(step.fragment) for step in steps]
@@ -220,38 +220,38 @@ def _sort_factors(steps: Sequence[Step], side: Side, *, keep_in_weight: bool) ->
         stored = before_bias or index > after_cache or keep_in_weight
         if value is not None and value != 0.0:
             if stored and Offset in kinds[index:]:
-                reason = f"its {side} is scaled after a bias was added, and kept so in a cache"
-                return Declined(reason, factor.node, QUERIES_HINT)
+                reason = f"its {role} is scaled after a bias was added, and kept so in a cache"
+                return Unreadable(reason, factor.node, QUERIES_HINT)
             value = 1.0 / value if factor.inverse else value
             weight_number, total = (weight_number * value, total) if stored else (weight_number, total * value)
             continue
-        place = _place(factor, side, normalised=Norm in kinds, between=between, shifted=Offset in kinds[index:])
-        if isinstance(place, Declined):
+        place = _place(factor, role, normalised=Norm in kinds, between=between, shifted=Offset in kinds[index:])
+        if isinstance(place, Unreadable):
             return place
         (weight if place == "weight" else scale).append(factor)
     return Gain(tuple(weight), weight_number), Gain(tuple(scale)), total
 
 
-def _place(factor: Factor, side: Side, *, normalised: bool, between: bool, shifted: bool) -> str | Declined:
+def _place(factor: Factor, role: Role, *, normalised: bool, between: bool, shifted: bool) -> str | Unreadable:
     """Whether a tensor is part of the norm's weight or a factor of the finished queries."""
     letters = set(letters_of(factor.parameter.layout))
     if letters & set("0123456789"):
         reason = "it is multiplied by a factor that is not the same for all attentions of the tensor"
-        return Declined(reason, factor.node, "split packed queries and keys before they are scaled")
-    if side == "query" and (letters & {"B", "S"} or not normalised):
+        return Unreadable(reason, factor.node, "split packed queries and keys before they are scaled")
+    if role == "query" and (letters & {"B", "S"} or not normalised):
         return "scale"
     if letters & {"B", "S"}:
         reason = "its keys are multiplied by a factor of their own for each position"
-        return Declined(reason, factor.node, QUERIES_HINT)
+        return Unreadable(reason, factor.node, QUERIES_HINT)
     per_value = "D" in letters
-    if normalised and not shifted and (between or not per_value) and (per_value or side == "key"):
+    if normalised and not shifted and (between or not per_value) and (per_value or role == "key"):
         return "weight"
-    if side == "query":
+    if role == "query":
         return "scale"
     if not normalised:
-        return Declined("its keys are multiplied by a tensor, but not normalised", factor.node, QUERIES_HINT)
+        return Unreadable("its keys are multiplied by a tensor, but not normalised", factor.node, QUERIES_HINT)
     reason = "its keys are multiplied by a tensor after their rotary embedding or bias"
-    return Declined(reason, factor.node, QUERIES_HINT)
+    return Unreadable(reason, factor.node, QUERIES_HINT)
 
 
 def _weight_order(norm: Norm | None, weight: Gain, source: Located) -> NormWeightOrder:

@@ -6,14 +6,14 @@ import numpy as np
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import Factor, Norm, Offset, Step
-from qknorm_onnx.graph.match.located import Declined, Located, Parameter
+from qknorm_onnx.graph.match.located import Located, Parameter, Unreadable
 from qknorm_onnx.graph.walk.constants import attribute_float, attribute_int, constant, input_of, producer
 from qknorm_onnx.graph.walk.layout import dims_of
 
 Steps = tuple[Step, ...]
 
 
-def read_instance_norm(located: Located) -> Steps | Declined | None:
+def read_instance_norm(located: Located) -> Steps | Unreadable | None:
     """GroupNorm over the channels of a token: Reshape (.., H*D) -> (N, G, H*D / G), InstanceNormalization, and back."""
     back = producer(located.value, "Reshape")
     node = producer(back.inputs[0], "InstanceNormalization") if back is not None else None
@@ -29,13 +29,13 @@ def read_instance_norm(located: Located) -> Steps | Declined | None:
     return _grouped(located, there.inputs[0], dims[1], node)
 
 
-def read_group_norm(located: Located) -> Steps | Declined | None:
+def read_group_norm(located: Located) -> Steps | Unreadable | None:
     """GroupNormalization (opset 21 and newer) of a matrix (tokens, H*D), with a weight and a bias per channel."""
     node = producer(located.value, "GroupNormalization")
     if node is None or node.inputs[0] is None or len(located.layout) != 2:
         return None
     norm = _grouped(located, node.inputs[0], attribute_int(node, "num_groups", 1), node)
-    if norm is None or isinstance(norm, Declined):
+    if norm is None or isinstance(norm, Unreadable):
         return norm
     steps: list[Step] = []
     for index, fragment in ((2, Offset), (1, Factor)):
@@ -45,7 +45,7 @@ def read_group_norm(located: Located) -> Steps | Declined | None:
     return (*steps, *norm)
 
 
-def _grouped(located: Located, source: ir.Value, groups: object, node: ir.Node) -> Steps | Declined | None:
+def _grouped(located: Located, source: ir.Value, groups: object, node: ir.Node) -> Steps | Unreadable | None:
     """The norm over `groups` groups of the last axis: parts of heads, whole heads, or several heads at a time."""
     heads, size = located.static("H"), located.static("D")
     if heads is None or size is None or not isinstance(groups, int) or located.layout[-1] not in ("HD", "D"):
@@ -65,7 +65,7 @@ def _same_rank(first: ir.Value, second: ir.Value) -> bool:
     return a is not None and b is not None and len(a) == len(b)
 
 
-def read_norm_of_each_head(located: Located) -> Steps | Declined | None:
+def read_norm_of_each_head(located: Located) -> Steps | Unreadable | None:
     """Split into heads, one LayerNormalization with its own weight for each, Concat."""
     concat = producer(located.value, "Concat")
     heads = located.static("H")
@@ -85,14 +85,14 @@ def read_norm_of_each_head(located: Located) -> Steps | Declined | None:
     epsilons = {attribute_float(node, "epsilon", 1e-5) for node in norms}
     axes = {attribute_int(node, "axis", -1) % len(located.layout) for node in norms}
     if len(epsilons) != 1 or axes != {len(located.layout) - 1} or located.layout[-1] != "D":
-        return Declined(
+        return Unreadable(
             "its heads are normalised differently", concat, "use one kind of norm, one epsilon and one axis for all heads"
         )
     inner = located.at(split.inputs[0], located.layout)
     steps: list[Step] = []
     for index, fragment in ((2, Offset), (1, Factor)):
         stacked = _stacked([input_of(node, index) for node in norms], concat)
-        if isinstance(stacked, Declined):
+        if isinstance(stacked, Unreadable):
             return stacked
         if stacked is not None:
             steps.append(Step(fragment(stacked, node=concat), inner))
@@ -100,13 +100,13 @@ def read_norm_of_each_head(located: Located) -> Steps | Declined | None:
     return (*steps, Step(norm, inner))
 
 
-def _stacked(values: list[ir.Value | None], node: ir.Node) -> Parameter | Declined | None:
+def _stacked(values: list[ir.Value | None], node: ir.Node) -> Parameter | Unreadable | None:
     """The parameters of all heads as one constant (H, D)."""
     if all(value is None for value in values):
         return None
     arrays = [array for value in values if (array := constant(value)) is not None]
     if len(arrays) != len(values) or len({array.shape for array in arrays}) != 1:
-        return Declined(
+        return Unreadable(
             "the weights of its heads are no constants", node, "make them initializers that are no inputs of the graph"
         )
     stack = np.stack(arrays)

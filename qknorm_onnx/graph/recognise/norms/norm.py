@@ -13,7 +13,7 @@ from typing import assert_never
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import Factor, Norm, Offset, Step
-from qknorm_onnx.graph.match.located import Declined, Layout, Located
+from qknorm_onnx.graph.match.located import Layout, Located, Unreadable
 from qknorm_onnx.graph.recognise.norms.groups import read_group_norm, read_instance_norm, read_norm_of_each_head
 from qknorm_onnx.graph.recognise.norms.row_size import RowSize, mean_of, read_inverse_size, read_size, same_row
 from qknorm_onnx.graph.walk.broadcasts import unrepeated
@@ -25,15 +25,15 @@ from qknorm_onnx.spec.qk_norm_spec import NormAxis, NormKind, spans_heads
 CENTRED_HINT = "divide by the root of the mean of squares, as LayerNorm does, and put the factor into the weight"
 FIXED_HINT = "export with a fixed size of the heads"
 
-NormReader = Callable[[Located], tuple[Step, ...] | Declined | None]
+NormReader = Callable[[Located], tuple[Step, ...] | Unreadable | None]
 
 
-def read_norm(located: Located) -> tuple[Step, ...] | Declined | None:
+def read_norm(located: Located) -> tuple[Step, ...] | Unreadable | None:
     """The norm that makes `located`, in any spelling."""
     return first_answer(NORM_READERS, located, "norms")
 
 
-def read_operator(located: Located) -> tuple[Step, ...] | Declined | None:
+def read_operator(located: Located) -> tuple[Step, ...] | Unreadable | None:
     """LayerNormalization, RMSNormalization, SimplifiedLayerNormalization: one node with its weight and bias."""
     node = located.value.producer()
     if node is None or (node.domain, node.op_type) not in NORM_OPERATORS or located.value is not node.outputs[0]:
@@ -44,7 +44,7 @@ def read_operator(located: Located) -> tuple[Step, ...] | Declined | None:
     rank = len(located.layout)
     first = attribute_int(node, "axis", -1) % rank
     axis = _norm_axis(located.layout, tuple(range(first, rank)), node)
-    if isinstance(axis, Declined):
+    if isinstance(axis, Unreadable):
         return axis
     kind, source = _with_centring(NORM_OPERATORS[node.domain, node.op_type], source, tuple(range(first, rank)))
     inner = located.at(source, located.layout)
@@ -77,7 +77,7 @@ def _with_centring(kind: NormKind, source: ir.Value, axes: tuple[int, ...]) -> t
             assert_never(kind)
 
 
-def read_quotient(located: Located) -> tuple[Step, ...] | Declined | None:
+def read_quotient(located: Located) -> tuple[Step, ...] | Unreadable | None:
     """x / size(x) or x * (1 / size(x)), where the size is written out in elementary operators; x may be weighted already."""
     for row, size, node in _quotients(located.value):
         if size is None or not _has_its_axes(size, row, node):
@@ -88,11 +88,11 @@ def read_quotient(located: Located) -> tuple[Step, ...] | Declined | None:
             if centred != of_centred or not same_row(source, of_source):
                 continue
             axis = _norm_axis(located.layout, size.axes, node)
-            if isinstance(axis, Declined):
+            if isinstance(axis, Unreadable):
                 return axis
             norm = _as_norm(size, axis, located, centred=centred, node=node)
             inner = located.at(source, located.layout)
-            return norm if isinstance(norm, Declined) else (*(Step(factor, inner) for factor in weight), Step(norm, inner))
+            return norm if isinstance(norm, Unreadable) else (*(Step(factor, inner) for factor in weight), Step(norm, inner))
     return None
 
 
@@ -140,7 +140,7 @@ def _quotients(value: ir.Value) -> list[tuple[ir.Value, RowSize | None, ir.Node]
     return [(first, read_inverse_size(second), node), (second, read_inverse_size(first), node)]
 
 
-def _norm_axis(layout: Layout, axes: tuple[int, ...], node: ir.Node) -> NormAxis | Declined:
+def _norm_axis(layout: Layout, axes: tuple[int, ...], node: ir.Node) -> NormAxis | Unreadable:
     letters = letters_of(tuple(layout[axis] for axis in axes))
     if letters == "D":
         return "head"
@@ -153,7 +153,7 @@ def _norm_axis(layout: Layout, axes: tuple[int, ...], node: ir.Node) -> NormAxis
     }
     over = " and ".join(names.get(letter, letter) for letter in letters) or "an axis of size 1"
     reason = f"it is normalised over {over}, not over the values of a head or of all heads"
-    return Declined(reason, node, "this is not QK-Norm: normalise over the last axis, the values of a head, if that was meant")
+    return Unreadable(reason, node, "this is not QK-Norm: normalise over the last axis, the values of a head, if that was meant")
 
 
 def _uncentred(row: ir.Value, axes: tuple[int, ...]) -> tuple[bool, ir.Value]:
@@ -171,14 +171,14 @@ def _uncentred(row: ir.Value, axes: tuple[int, ...]) -> tuple[bool, ir.Value]:
     return (True, shifted) if rank_of(node.inputs[1]) == rank_of(shifted) else (False, row)
 
 
-def _as_norm(size: RowSize, axis: NormAxis, located: Located, *, centred: bool, node: ir.Node) -> Norm | Declined:
+def _as_norm(size: RowSize, axis: NormAxis, located: Located, *, centred: bool, node: ir.Node) -> Norm | Unreadable:
     # sqrt(r * s + eps) = sqrt(r) * sqrt(s + eps / r), and likewise for the other epsilons
     root = size.ratio**0.5
     size = dataclasses.replace(
         size, inside=size.inside / size.ratio, least=size.least / root, added=size.added / root, factor=size.factor / root
     )
     if centred and size.statistic == "sum":
-        return Declined("its values are centred and then divided by their L2 norm", node, CENTRED_HINT)
+        return Unreadable("its values are centred and then divided by their L2 norm", node, CENTRED_HINT)
     if size.statistic == "mean":
         kind: NormKind = "layer" if centred else "rms"
         if size.least:
@@ -189,7 +189,7 @@ def _as_norm(size: RowSize, axis: NormAxis, located: Located, *, centred: bool, 
     if size.inside:
         count = _row_length(located, axis)
         if count is None:
-            return Declined("the number of values that it is normalised over is not fixed", node, FIXED_HINT)
+            return Unreadable("the number of values that it is normalised over is not fixed", node, FIXED_HINT)
         # x / sqrt(sum + eps) = (x / sqrt(mean + eps / n)) / sqrt(n)
         factor = size.factor / float(count) ** 0.5
         return Norm(kind="rms", axis=axis, epsilon=size.inside / count, mode="inside_sqrt", weight_factor=factor, node=node)

@@ -7,7 +7,7 @@ import dataclasses
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import Rotary, Table
-from qknorm_onnx.graph.match.located import Declined, Layout, Located
+from qknorm_onnx.graph.match.located import Layout, Located, Unreadable
 from qknorm_onnx.graph.walk.broadcasts import before_broadcast
 from qknorm_onnx.graph.walk.constants import MICROSOFT_DOMAIN, attribute_float, attribute_int, input_of
 from qknorm_onnx.graph.walk.layout import dims_of
@@ -34,7 +34,7 @@ def rotary_inputs(node: ir.Node) -> RotaryInputs | None:
     return None
 
 
-def read_rotary_operator(located: Located) -> tuple[Rotary, Located] | Declined | None:
+def read_rotary_operator(located: Located) -> tuple[Rotary, Located] | Unreadable | None:
     """`located` as the output of a RotaryEmbedding node."""
     node = located.value.producer()
     inputs = rotary_inputs(node) if node is not None else None
@@ -55,20 +55,22 @@ def read_rotary_operator(located: Located) -> tuple[Rotary, Located] | Declined 
     return rotary, located.at(inputs.x, located.layout)
 
 
-def _unread(node: ir.Node, inputs: RotaryInputs, located: Located) -> Declined | None:
+def _unread(node: ir.Node, inputs: RotaryInputs, located: Located) -> Unreadable | None:
     dims = dims_of(inputs.cos) if inputs.cos is not None else None
     if dims is None or not isinstance(dims[-1], int):
-        return Declined("the width of its rotary tables is unknown", node, "run shape inference, or make the tables initializers")
+        return Unreadable(
+            "the width of its rotary tables is unknown", node, "run shape inference, or make the tables initializers"
+        )
     positions = dims_of(inputs.positions) if inputs.positions is not None else None
     if inputs.positions is not None and (positions is None or len(positions) != 2):
-        return Declined(
+        return Unreadable(
             "its RotaryEmbedding counts positions from an offset", node, "give it positions of two axes (batch, positions)"
         )
     if attribute_float(node, "scale", 1.0) != 1.0 or attribute_int(node, "is_packed_batching", 0):
-        return Declined("its RotaryEmbedding scales or packs", node, "leave out scale and is_packed_batching")
+        return Unreadable("its RotaryEmbedding scales or packs", node, "leave out scale and is_packed_batching")
     if located.layout[-3:] != ("H", "S", "D") and located.layout != ("B", "S", "HD"):
         reason = "its RotaryEmbedding works on another layout than (batch, heads, positions, values)"
-        return Declined(reason, node, "transpose its input to (batch, heads, positions, values) in front of it")
+        return Unreadable(reason, node, "transpose its input to (batch, heads, positions, values) in front of it")
     return None
 
 

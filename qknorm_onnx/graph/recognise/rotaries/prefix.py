@@ -8,11 +8,11 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import Rotary
-from qknorm_onnx.graph.match.located import Declined, Located
+from qknorm_onnx.graph.match.located import Located, Unreadable
 from qknorm_onnx.graph.walk.constants import attribute_int, attribute_or_input, input_of, integers, producer
 from qknorm_onnx.graph.walk.layout import dims_of
 
-Found = tuple[Rotary, Located] | Declined | None
+Found = tuple[Rotary, Located] | Unreadable | None
 
 
 def read_skipped_prefix(located: Located, read_rotated: Callable[[Located], Found]) -> Found:
@@ -25,7 +25,7 @@ def read_skipped_prefix(located: Located, read_rotated: Callable[[Located], Foun
     if first is None or others is None or attribute_int(node, "axis", 0) % len(located.layout) != axis:
         return None
     found = read_rotated(Located(others, located.layout, {**located.sizes, "S": ir.SymbolicDim(None)}))
-    if found is None or isinstance(found, Declined):
+    if found is None or isinstance(found, Unreadable):
         return found
     rotary, rest = found
     cut = _cut_in_two(first, rest.value, axis)
@@ -33,7 +33,7 @@ def read_skipped_prefix(located: Located, read_rotated: Callable[[Located], Foun
         return None
     if any(letters in ("B", "H") for letters in rotary.cos.layout):
         reason = "its rotary embedding skips the first tokens and has tables of its own for each batch or head"
-        return Declined(reason, node, "use one table for all, or put rows of ones and zeros in front of the tables")
+        return Unreadable(reason, node, "use one table for all, or put rows of ones and zeros in front of the tables")
     whole, count = cut
     cos, sin = (dataclasses.replace(table, prefix=count) for table in (rotary.cos, rotary.sin))
     return dataclasses.replace(rotary, cos=cos, sin=sin), located.at(whole, located.layout)

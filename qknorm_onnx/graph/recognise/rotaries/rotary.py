@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import Rotary, Table
-from qknorm_onnx.graph.match.located import Declined, Layout, Located
+from qknorm_onnx.graph.match.located import Layout, Located, Unreadable
 from qknorm_onnx.graph.recognise.rotaries.channels import CHANNEL_RULES, ChannelReader, NotLinearError, Term, Terms
 from qknorm_onnx.graph.recognise.rotaries.matrix import read_matrices, tables_of
 from qknorm_onnx.graph.recognise.rotaries.operator import read_rotary_operator
@@ -23,7 +23,7 @@ ROOM = "rotaries"
 NO_PAIRS = "its values are no pairs (a cos - b sin, b cos + a sin) of those of"
 
 
-def read_rotary(located: Located) -> tuple[Rotary, Located] | Declined | None:
+def read_rotary(located: Located) -> tuple[Rotary, Located] | Unreadable | None:
     """The rotary embedding that makes `located`, in whatever spelling, and what it rotates."""
     operator = read_rotary_operator(located)
     if operator is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match.located import Declined
+from qknorm_onnx.graph.match.located import Unreadable
 from qknorm_onnx.graph.recognise.attention.products import SHAPES_HINT
 from qknorm_onnx.graph.walk.axis_origins import is_weight
 from qknorm_onnx.graph.walk.layout import LAYOUT_READERS, dims_of, is_sized
@@ -85,7 +85,7 @@ MATRIX_HINT = (
 )
 
 
-def norm_behind(value: ir.Value) -> Declined | None:
+def norm_behind(value: ir.Value) -> Unreadable | None:
     """The first norm between `value` and its projections, as a refusal at the operator where the walk stopped; None if plain."""
     stopped = value.producer()
     waiting, seen = [value], set[ir.Value]()
@@ -101,19 +101,19 @@ def norm_behind(value: ir.Value) -> Declined | None:
     return None
 
 
-def _refusal(stopped: ir.Node | None, norm: ir.Node, *, sized: bool) -> Declined:
+def _refusal(stopped: ir.Node | None, norm: ir.Node, *, sized: bool) -> Unreadable:
     """`sized`: all shapes between both are known."""
     place = stopped if stopped is not None else norm
     known = REASONS.get(place.op_type) or REASONS.get(norm.op_type)
     if known is not None:
         reason, hint = known
-        return Declined(reason, place, hint)
+        return Unreadable(reason, place, hint)
     if place.op_type in LAYOUT_READERS and not sized:
-        return Declined(f"shapes between its {norm.op_type} and {place.op_type} are unknown", place, SHAPES_HINT)
+        return Unreadable(f"shapes between its {norm.op_type} and {place.op_type} are unknown", place, SHAPES_HINT)
     if place.op_type in SUMS and _mixes_channels(place):
-        return Declined(MATRIX, place, MATRIX_HINT)
+        return Unreadable(MATRIX, place, MATRIX_HINT)
     reason = f"{place.op_type} stands between its {norm.op_type} and the attention, which no known form of QK-Norm has"
-    return Declined(reason, place, OTHER_HINT)
+    return Unreadable(reason, place, OTHER_HINT)
 
 
 def _mixes_channels(total: ir.Node) -> bool:

@@ -6,7 +6,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match.located import Declined
+from qknorm_onnx.graph.match.located import Unreadable
 from qknorm_onnx.graph.recognise.unread.lookalikes import norm_behind
 from qknorm_onnx.graph.walk.constants import MICROSOFT_DOMAIN, ONNX_DOMAINS
 
@@ -32,13 +32,13 @@ QUANTISED_HINT: Final = (
 )
 
 
-def read_named_operator(node: ir.Node) -> Declined | None:
+def read_named_operator(node: ir.Node) -> Unreadable | None:
     """A refusal for every operator of the lists above; `normalises_inputs` tells whether it is QK-Norm attention at all."""
     if not _is_known(node):
         return None
     if node.op_type in QUANTISED:
-        return Declined(f"its {node.op_type} projects, quantises and attends in one operator", node, QUANTISED_HINT)
-    return Declined(f"its queries and keys meet in the operator {node.op_type}, which is not read", node, HINT)
+        return Unreadable(f"its {node.op_type} projects, quantises and attends in one operator", node, QUANTISED_HINT)
+    return Unreadable(f"its queries and keys meet in the operator {node.op_type}, which is not read", node, HINT)
 
 
 def normalises_inputs(node: ir.Node) -> bool | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match.located import Declined
+from qknorm_onnx.graph.match.located import Unreadable
 from qknorm_onnx.graph.recognise.attention.group_query import normalises_inside
 from qknorm_onnx.graph.recognise.attention.paths import (
     SOFTMAX,
@@ -56,7 +56,7 @@ QUERIES_HINT = "this is not softmax attention: take the softmax over the keys, i
 DIVIDED_HINT = "normalise queries and keys before their product"
 
 
-def unread_attention(node: ir.Node, reported: set[ir.Node]) -> Declined | None:
+def unread_attention(node: ir.Node, reported: set[ir.Node]) -> Unreadable | None:
     """A refusal for a softmax between two products whose operands are normalised; None for all other nodes.
 
     `reported` are the products of queries and keys for which this was said before: a softmax written by hand has several parts.
@@ -79,7 +79,7 @@ def unread_attention(node: ir.Node, reported: set[ir.Node]) -> Declined | None:
             return _refusal(node, path, after)
         if node.op_type in SOFTMAX and _weighs_along_another_axis(node, place):
             reported.add(path.node)
-            return Declined(QUERIES, node, QUERIES_HINT)
+            return Unreadable(QUERIES, node, QUERIES_HINT)
     return None
 
 
@@ -100,20 +100,20 @@ def _normalised_axis(node: ir.Node) -> int | None:
     return attribute_int(node, "axis", -1) % len(dims) if dims else None
 
 
-def _refusal(node: ir.Node, path: ScorePath, after: tuple[ir.Node, ...]) -> Declined:
+def _refusal(node: ir.Node, path: ScorePath, after: tuple[ir.Node, ...]) -> Unreadable:
     """At what is least like attention: a strange step, then the product, then the softmax itself."""
     for steps, place in ((path.steps, "its logits and its softmax"), (after[:-1], "its softmax and the product with its values")):
         odd = next((step for step in steps if step.op_type not in BETWEEN), None) if node.op_type == "Softmax" else None
         if odd is not None:
-            return Declined(f"{odd.op_type} stands between {place}", odd, STEP_HINT)
+            return Unreadable(f"{odd.op_type} stands between {place}", odd, STEP_HINT)
     for product, what in ((path.node, "its scores are"), (after[-1], "its product with the values is")):
         if product.op_type == "ReduceSum":
-            return Declined(f"{what} written as a ReduceSum over products of single values", product, HINT)
+            return Unreadable(f"{what} written as a ReduceSum over products of single values", product, HINT)
     if node.op_type != "Softmax":
         how = "LogSoftmax" if node.op_type == "LogSoftmax" else f"{node.op_type} and a sum"
-        return Declined(f"its softmax is written by hand, with {how}", node, SOFTMAX_HINT)
+        return Unreadable(f"its softmax is written by hand, with {how}", node, SOFTMAX_HINT)
     odd = path.node if path.node.op_type == "Einsum" else node
-    return Declined(f"its scores or probabilities are written in a form that is not known, around {odd.op_type}", odd, HINT)
+    return Unreadable(f"its scores or probabilities are written in a form that is not known, around {odd.op_type}", odd, HINT)
 
 
 def normalises_operands(core: ir.Node) -> bool:
@@ -130,7 +130,7 @@ def normalises_operands(core: ir.Node) -> bool:
     return not paths or any(map(_is_normalised, paths))
 
 
-def divided_by_norms(core: ir.Node) -> Declined | None:
+def divided_by_norms(core: ir.Node) -> Unreadable | None:
     """A refusal for logits that are divided by the norms of queries or keys, which is QK-Norm behind the product."""
     dims = dims_of(core.inputs[0]) if core.op_type == "Softmax" and core.inputs[0] is not None else None
     if core.inputs[0] is None or not dims:
@@ -139,7 +139,7 @@ def divided_by_norms(core: ir.Node) -> Declined | None:
         step = _division(path)
         if step is not None:
             reason = "its logits, and not its queries and keys, are divided by the norms of these"
-            return Declined(reason, step, DIVIDED_HINT)
+            return Unreadable(reason, step, DIVIDED_HINT)
     return None
 
 

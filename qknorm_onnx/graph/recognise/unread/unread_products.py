@@ -7,7 +7,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match.located import Declined
+from qknorm_onnx.graph.match.located import Unreadable
 from qknorm_onnx.graph.match.qk_norm_match import Plain
 from qknorm_onnx.graph.recognise.unread.lookalikes import norm_behind
 from qknorm_onnx.graph.walk.axis_origins import is_weight
@@ -37,7 +37,7 @@ READ: Final = frozenset({"MatMul", "Einsum", "Softmax", "LogSoftmax"})  # what s
 HINT: Final = "quantise the weights of projections only (MatMulConstBOnly), or fuse the file before it is quantised or optimised"
 
 
-def unread_product(softmax: ir.Node) -> Declined | Plain | None:
+def unread_product(softmax: ir.Node) -> Unreadable | Plain | None:
     """What a softmax is whose scores, or whose product with the values, an unread operator makes; None if there is none such."""
     if softmax.op_type not in SOFTMAXES or not softmax.inputs:
         return None
@@ -52,7 +52,7 @@ def unread_product(softmax: ir.Node) -> Declined | Plain | None:
     if not any(norm_behind(value) is not None for value in factors_of(scores) if value is not None):
         return Plain(node_name(softmax))
     odd, what = unread
-    return Declined(f"{what} made by {odd.op_type}, which is not read there", odd, HINT)
+    return Unreadable(f"{what} made by {odd.op_type}, which is not read there", odd, HINT)
 
 
 def factors_of(node: ir.Node) -> tuple[ir.Value | None, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match.located import Declined
+from qknorm_onnx.graph.match.located import Unreadable
 from qknorm_onnx.graph.recognise.attention.products import PRODUCTS, SHAPES_HINT
 from qknorm_onnx.graph.recognise.unread.lookalikes import PROJECTIONS, norm_behind
 from qknorm_onnx.graph.walk.axis_origins import is_weight
@@ -13,7 +13,7 @@ from qknorm_onnx.graph.walk.limits import UNSHAPED_MOVES, UNSHAPED_NODES
 MOVES = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Identity", "Add", "Mul", "Div", "Dropout"})
 
 
-def unshaped_attention(softmax: ir.Node) -> Declined | None:
+def unshaped_attention(softmax: ir.Node) -> Unreadable | None:
     """A refusal where a shape between `softmax` and a product of normalised activations is unknown; None otherwise."""
     if softmax.inputs[0] is None or not _reaches_product(softmax.outputs[0]):
         return None
@@ -29,7 +29,7 @@ def unshaped_attention(softmax: ir.Node) -> Declined | None:
             normalised = any(operand is not None and norm_behind(operand) is not None for operand in node.inputs)
             if unknown is None or not normalised:
                 return None
-            return Declined("the shapes of its logits are unknown", unknown.producer(), SHAPES_HINT)
+            return Unreadable("the shapes of its logits are unknown", unknown.producer(), SHAPES_HINT)
         if node.op_type not in PROJECTIONS or _mixes_heads(node):
             waiting += [operand for operand in node.inputs if operand is not None]
     return None

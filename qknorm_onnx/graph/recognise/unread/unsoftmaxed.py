@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match.located import Declined
+from qknorm_onnx.graph.match.located import Unreadable
 from qknorm_onnx.graph.recognise.attention.paths import SOFTMAX, ScorePath, score_paths
 from qknorm_onnx.graph.recognise.unread.lookalikes import norm_behind
 from qknorm_onnx.graph.walk.axis_origins import MULTIPLIERS, is_weight
@@ -40,7 +40,7 @@ LINEAR = "it is linear attention: no softmax stands between its queries and keys
 HINT = "only softmax attention becomes a node: leave it as it is, or use a softmax, where the model was trained with one"
 
 
-def unsoftmaxed_attention(node: ir.Node, reported: set[ir.Node]) -> Declined | None:
+def unsoftmaxed_attention(node: ir.Node, reported: set[ir.Node]) -> Unreadable | None:
     """A refusal at the function that stands for the softmax, where `node` weighs values with what it makes of q . k.
 
     Queries and keys are normalised both. Where no function stands there it is linear attention, (q . k) v or q (k v).
@@ -59,8 +59,8 @@ def unsoftmaxed_attention(node: ir.Node, reported: set[ir.Node]) -> Declined | N
             reported.add(path.node)
             odd = next((step for step in between if step.op_type in ACTIVATIONS), None)
             if odd is None or linear:
-                return Declined(LINEAR, node, HINT)
-            return Declined(f"its logits pass {odd.op_type} in place of a softmax", odd, HINT)
+                return Unreadable(LINEAR, node, HINT)
+            return Unreadable(f"its logits pass {odd.op_type} in place of a softmax", odd, HINT)
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from qknorm_onnx.benchmark.problem import Problem, Tensor, Tensors
+from qknorm_onnx.speed.problem import Problem, Tensor, Tensors
 
 
 class LeftOutError(Exception):

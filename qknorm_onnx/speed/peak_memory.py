@@ -1,6 +1,6 @@
 """The peak of memory during one call of the native kernel, over its inputs and outputs.
 
-Measured in a process of its own: `python -m qknorm_onnx.benchmark.peak_memory` reads a case's id and prints bytes.
+Measured in a process of its own: `python -m qknorm_onnx.speed.peak_memory` reads a case's id and prints bytes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from qknorm_onnx.benchmark.cases import MemoryCase, full_cases, quick_cases
-from qknorm_onnx.benchmark.contestant import LeftOutError
-from qknorm_onnx.benchmark.onnx_contestants import native
+from qknorm_onnx.speed.cases import MemoryCase, full_cases, quick_cases
+from qknorm_onnx.speed.contestant import LeftOutError
+from qknorm_onnx.speed.onnx_contestants import native
 
 # Linux: writing 5 to `clear_refs` makes the present size the peak (Documentation/filesystems/proc.rst).
 _STATUS: Final = Path("/proc/self/status")
@@ -25,7 +25,7 @@ def peak_memory_mb(case: MemoryCase, *, threads: int) -> float:
     """Megabytes (10^6 bytes) that one call takes beyond its inputs and outputs. Raises LeftOutError where Linux is missing."""
     if not _CLEAR.exists():
         raise LeftOutError("the peak of memory is measured on Linux only")
-    command = [sys.executable, "-m", "qknorm_onnx.benchmark.peak_memory", case.id, str(threads)]
+    command = [sys.executable, "-m", "qknorm_onnx.speed.peak_memory", case.id, str(threads)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_SECONDS, env=environment)
     if done.returncode != 0:

@@ -13,10 +13,10 @@ import onnx
 import onnx_ir as ir
 from onnx import helper
 
-from qknorm_onnx.benchmark.contestant import Contestant, LeftOutError
-from qknorm_onnx.benchmark.onnx_contestants import OPSET, PRESENT_OF, BoundSession
-from qknorm_onnx.benchmark.problem import CACHES, Problem, Tensor, Tensors, rotary_tables, with_room
 from qknorm_onnx.spec.qk_norm_spec import rotates, rotates_after_norm
+from qknorm_onnx.speed.contestant import Contestant, LeftOutError
+from qknorm_onnx.speed.onnx_contestants import OPSET, PRESENT_OF, BoundSession
+from qknorm_onnx.speed.problem import CACHES, Problem, Tensor, Tensors, rotary_tables, with_room
 
 CONTRIB_DOMAIN: Final = "com.microsoft"
 # `seqlens_k` is the number of all tokens of each row, the new ones included, less one.

@@ -15,10 +15,10 @@ import onnx
 import onnx_ir as ir
 
 import qknorm_onnx.custom_ops as custom_ops
-from qknorm_onnx.benchmark.onnx_contestants import OPSET, BoundSession
-from qknorm_onnx.benchmark.timing import Clock, seconds_of
-from qknorm_onnx.benchmark.torch_contestants import import_torch
 from qknorm_onnx.runtime.session import import_onnxruntime
+from qknorm_onnx.speed.onnx_contestants import OPSET, BoundSession
+from qknorm_onnx.speed.timing import Clock, seconds_of
+from qknorm_onnx.speed.torch_contestants import import_torch
 
 MATMUL_SIZE: Final = 2048
 READ_BYTES: Final = 512 << 20  # more than any cache

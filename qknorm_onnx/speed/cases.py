@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Final, assert_never
 
-from qknorm_onnx.benchmark.problem import Problem
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.spec.qk_norm_spec import (
     AttentionSpec,
@@ -18,6 +17,7 @@ from qknorm_onnx.spec.qk_norm_spec import (
     RotarySpec,
     normalises,
 )
+from qknorm_onnx.speed.problem import Problem
 
 EPSILON: Final = 1e-6
 FASTEST_PEER: Final = "fastest peer"

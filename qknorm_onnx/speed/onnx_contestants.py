@@ -8,8 +8,6 @@ from typing import Any, Final
 import numpy as np
 import onnx_ir as ir
 
-from qknorm_onnx.benchmark.contestant import Contestant, LeftOutError
-from qknorm_onnx.benchmark.problem import PARAMETERS, Problem, Tensor, Tensors, with_room
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.canonical.qk_norm_node import AttentionInputs, make_attention_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
@@ -17,6 +15,8 @@ from qknorm_onnx.lowering.registry import lower
 from qknorm_onnx.runtime.native_kernels import native_kernels_for
 from qknorm_onnx.runtime.session import create_session, import_onnxruntime
 from qknorm_onnx.spec.signature import DOMAIN, VERSION
+from qknorm_onnx.speed.contestant import Contestant, LeftOutError
+from qknorm_onnx.speed.problem import PARAMETERS, Problem, Tensor, Tensors, with_room
 
 OPSET: Final = 20
 PRESENT_OF: Final = {"past_key": "present_key", "past_value": "present_value"}

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import numpy as np
 
-from qknorm_onnx.benchmark.contestant import Contestant, LeftOutError
-from qknorm_onnx.benchmark.problem import CACHES, PARAMETERS, Problem, Tensor, Tensors, with_room
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, rotates_after_norm, rotates_before_norm, spans_heads
+from qknorm_onnx.speed.contestant import Contestant, LeftOutError
+from qknorm_onnx.speed.problem import CACHES, PARAMETERS, Problem, Tensor, Tensors, with_room
 
 if TYPE_CHECKING:
     import torch

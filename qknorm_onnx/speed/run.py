@@ -10,15 +10,15 @@ from types import MappingProxyType
 from typing import Final
 
 import qknorm_onnx.custom_ops as custom_ops
-from qknorm_onnx.benchmark import contrib_contestants, onnx_contestants, torch_contestants
-from qknorm_onnx.benchmark.cases import FASTEST_PEER, AnyCase, Bar, Case, Entry, MemoryCase
-from qknorm_onnx.benchmark.contestant import Contestant, LeftOutError, Maker
-from qknorm_onnx.benchmark.machine import MATMUL_SIZE, READ_BYTES, describe, load_average, measure_limits, read_gb_per_s
-from qknorm_onnx.benchmark.peak_memory import peak_memory_mb
-from qknorm_onnx.benchmark.problem import Problem, Tensor, Tensors, true_output
-from qknorm_onnx.benchmark.report import BenchmarkReport, CaseResult, Figure, TimedEntry
-from qknorm_onnx.benchmark.timing import clock_for, interleaved, no_pause, ratio_of_pairs, wait_until_quiet
 from qknorm_onnx.errors import InputError, QKNormError
+from qknorm_onnx.speed import contrib_contestants, onnx_contestants, torch_contestants
+from qknorm_onnx.speed.benchmark_report import BenchmarkReport, CaseResult, Figure, TimedEntry
+from qknorm_onnx.speed.cases import FASTEST_PEER, AnyCase, Bar, Case, Entry, MemoryCase
+from qknorm_onnx.speed.contestant import Contestant, LeftOutError, Maker
+from qknorm_onnx.speed.machine import MATMUL_SIZE, READ_BYTES, describe, load_average, measure_limits, read_gb_per_s
+from qknorm_onnx.speed.peak_memory import peak_memory_mb
+from qknorm_onnx.speed.problem import Problem, Tensor, Tensors, true_output
+from qknorm_onnx.speed.timing import clock_for, interleaved, no_pause, ratio_of_pairs, wait_until_quiet
 from qknorm_onnx.validation.error_budget import budget, unit
 from qknorm_onnx.validation.metrics import relative_error
 

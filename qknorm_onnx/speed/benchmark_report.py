@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any, Final, Literal
 
-from qknorm_onnx.benchmark.machine import Limits, Machine
+from qknorm_onnx.speed.machine import Limits, Machine
 
 FORMAT_VERSION: Final = 1
 Verdict = Literal["stretch", "reached", "missed", ""]
