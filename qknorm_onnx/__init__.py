@@ -51,9 +51,9 @@ __version__ = "0.1.0"
 
 _HOME_OF = {
     "AttentionSpec": "spec.qk_norm_spec",
-    "Declined": "graph.report",
-    "FusedAttention": "graph.report",
-    "FusionReport": "graph.report",
+    "Declined": "graph.fusion_report",
+    "FusedAttention": "graph.fusion_report",
+    "FusionReport": "graph.fusion_report",
     "FusionRequiredError": "errors",
     "InputError": "errors",
     "NormSpec": "spec.qk_norm_spec",
@@ -63,7 +63,7 @@ _HOME_OF = {
     "QKNormError": "errors",
     "QKNormRotarySpec": "spec.qk_norm_spec",
     "QKNormSpec": "spec.qk_norm_spec",
-    "Refused": "graph.report",
+    "Refused": "graph.fusion_report",
     "RotarySpec": "spec.qk_norm_spec",
     "SpecError": "spec.qk_norm_spec",
     "canonical": "spec.canonical",
