@@ -14,6 +14,7 @@ from qknorm_onnx.spec import qk_norm_spec
 from qknorm_onnx.spec.attributes import from_attributes, to_attributes
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
 from qknorm_onnx.spec.variants import VARIANTS
+from tests.contract.spec_cases import epsilon_modes
 
 NORM_KINDS, ROTARY_ORDERS = get_args(qk_norm_spec.NormKind), get_args(qk_norm_spec.RotaryOrder)
 EPSILONS = st.floats(min_value=0, max_value=1e30)
@@ -26,8 +27,7 @@ def choice(literal: Any) -> st.SearchStrategy[Any]:
 @st.composite
 def norms(draw: st.DrawFn) -> NormSpec:
     q_kind, k_kind = draw(st.sampled_from(NORM_KINDS)), draw(st.sampled_from(NORM_KINDS))
-    mode = draw(choice(qk_norm_spec.EpsilonMode))
-    assume(not ("l2" in (q_kind, k_kind) and mode == "inside_sqrt"))
+    mode = draw(st.sampled_from(epsilon_modes(q_kind, k_kind)))
     return NormSpec(
         q_kind=q_kind,
         k_kind=k_kind,

@@ -15,7 +15,7 @@ import functools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 import pytest
@@ -27,11 +27,22 @@ from qknorm_onnx.graph.canonical.qk_norm_node import node_signature
 from qknorm_onnx.spec.attributes import AttributeField, attribute_fields, from_attributes, to_attributes
 from qknorm_onnx.spec.canonical import canonical
 from qknorm_onnx.spec.cpp_header import choices_of
-from qknorm_onnx.spec.qk_norm_spec import NormSpec, QKNormSpec, RotarySpec, SpecError
+from qknorm_onnx.spec.qk_norm_spec import NormKind, NormSpec, QKNormSpec, RotarySpec, SpecError, normalises
 from qknorm_onnx.spec.shape_inference import infer_attention_outputs
 from qknorm_onnx.torch_export.operators.torch_op import qk_norm_attention
 from tests.contract.case_models import error, feeds_of, model_of, run_ort
-from tests.contract.spec_cases import Array, Case, attention_cases, case, norm_cases, norm_gains, optional, rotary_cases, tables
+from tests.contract.spec_cases import (
+    Array,
+    Case,
+    attention_cases,
+    case,
+    epsilon_modes,
+    norm_cases,
+    norm_gains,
+    optional,
+    rotary_cases,
+    tables,
+)
 from tests.native.kernel_call import KernelError, NativeLibrary
 
 FIELDS: Final = attribute_fields(QKNormSpec)
@@ -161,13 +172,8 @@ def suite() -> Iterator[Case]:
     """Contract cases, and some at which an epsilon, an order or a window shows best."""
     gains = norm_gains("H, D")
     rotary = RotarySpec(order="after_norm")
-    kinds: dict[str, tuple[str, ...]] = {
-        "rms": ("inside_sqrt", "clamp"),
-        "layer": ("inside_sqrt", "outside_sqrt"),
-        "l2": ("clamp",),
-    }
-    for kind, modes in kinds.items():
-        for mode in modes:
+    for kind in filter(normalises, get_args(NormKind)):
+        for mode in epsilon_modes(kind):
             norm = NormSpec(q_kind=kind, k_kind=kind, q_epsilon=1e-3, k_epsilon=2e-3, epsilon_mode=mode)
             yield case(f"small-{kind}-{mode}", norm=norm, inputs=gains, sizes={"magnitude": 2e-3})
     for order in ("after_norm", "before_norm"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ import torch
 
 from qknorm_onnx.spec import reference
 from qknorm_onnx.spec.attributes import attribute_fields, to_attributes
-from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
+from qknorm_onnx.spec.qk_norm_spec import (
+    AttentionSpec,
+    NormKind,
+    NormSpec,
+    QKNormRotarySpec,
+    QKNormSpec,
+    RotarySpec,
+    SpecError,
+)
 from qknorm_onnx.spec.signature import ATTENTION_INPUT_NAMES
 from qknorm_onnx.torch_export.operators.torch_op import (
     decode_attention_spec,
@@ -21,6 +30,7 @@ from qknorm_onnx.torch_export.operators.torch_op import (
     qk_norm_attention_with_present,
     qk_norm_rotary,
 )
+from tests.contract.spec_cases import epsilon_modes
 
 BOUND = 1e-12
 HEADS = [(1, 1), (4, 4), (6, 2), (5, 1), (4, 2)]
@@ -42,10 +52,8 @@ class Draw:
 
 def random_spec(draw):
     q_heads, kv_heads = draw.one(*HEADS)
-    kinds = draw.one(
-        ("rms", "rms"), ("layer", "layer"), ("l2", "l2"), ("rms", "none"), ("none", "layer"), ("none", "none"), ("l2", "rms")
-    )
-    mode = draw.one("clamp", "outside_sqrt") if "l2" in kinds else draw.one("inside_sqrt", "clamp", "outside_sqrt")
+    kinds = draw.one(*itertools.product(get_args(NormKind), repeat=2))
+    mode = draw.one(*epsilon_modes(*kinds))
     axis = draw.one("head", "head", "hidden")
     normed = kinds != ("none", "none")
     orders = ("none", "after_norm", "before_norm") if normed and axis == "head" else ("none", "after_norm")
