@@ -26,7 +26,9 @@ import torch
 from qknorm_onnx import custom_ops
 from qknorm_onnx.graph.canonical.qk_norm_node import read_attention_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
+from qknorm_onnx.graph.recognise.attention import group_query as group_query_reader
 from qknorm_onnx.graph.recognise.chains import preparation as chain_preparation
+from qknorm_onnx.graph.recognise.norms import groups as group_reader
 from qknorm_onnx.graph.recognise.norms import norm as norm_reader
 from qknorm_onnx.lowering.registry import TARGETS, lower
 from qknorm_onnx.spec import cpp_header, qk_norm_spec, signature
@@ -50,7 +52,8 @@ from tests.contract.unknown_values import (
     odd_case,
     types_with_one_value_more,
 )
-from tests.graph.attention_text import RMS, Spelling, attention_model, fused
+from tests.graph.attention_text import HEADS, KV_HEADS, RMS, Spelling, attention_model, fused
+from tests.graph.test_group_query_attention import attention as group_query_model
 from tests.native import kernel_call
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -146,23 +149,52 @@ def test_a_file_is_refused(attribute: str) -> None:
 
 
 MADE_WITH = {"kind": "NormKind", "axis": "NormAxis", "mode": "EpsilonMode"}
+LAYER = "  {y} = LayerNormalization<axis=-1, epsilon=0.001>({x}, {w})\n"
+GROUPS = """
+  {n}_groups = Reshape({x}, {n}_rows)
+  {n}_normed = InstanceNormalization<epsilon=0.001>({n}_groups, {n}_ones, {n}_zeros)
+  {n}_shape = Shape({x})
+  {y} = Reshape({n}_normed, {n}_shape)
+"""
+GROUP_SIZES = "".join(
+    f"  {side}_pre_rows = Constant<value = int64[3] {{-1, {heads}, 8}}>()\n"
+    f"  {side}_pre_ones = Constant<value = float[{heads}] {{{', '.join(['1.0'] * heads)}}}>()\n"
+    f"  {side}_pre_zeros = Constant<value = float[{heads}] {{{', '.join(['0.0'] * heads)}}}>()\n"
+    for side, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
+)
+NO_NORM = "{y} = Identity({x})\n"
+INSIDE = {"operands": "q, k, v, pk, pv, last, total, cos, sin, , , , , , w, w", "attributes": "qk_norm_epsilon=0.001"}
+# Each module of `graph/recognise` that makes a norm, and models that it reads.
+NORM_READERS: dict[str, tuple[Any, Callable[[], ir.Model]]] = {
+    "computed": (norm_reader, lambda: attention_model(Spelling(q_norm=RMS, k_norm=RMS))),
+    "operator": (norm_reader, lambda: attention_model(Spelling(q_norm=LAYER, k_norm=LAYER))),
+    "groups": (
+        group_reader,
+        lambda: attention_model(Spelling(before_split=GROUPS, constants=GROUP_SIZES, q_norm=NO_NORM, k_norm=NO_NORM)),
+    ),
+    "inside the operator": (group_query_reader, lambda: group_query_model(**INSIDE)),
+}
+
+
+@pytest.mark.parametrize("name", NORM_READERS)
+def test_the_readers_read_their_norms(name: str) -> None:
+    assert fused(NORM_READERS[name][1](), prove=False)[1].fused
+
+
+def test_every_module_that_makes_a_norm_is_tried() -> None:
+    folder = ROOT / "qknorm_onnx/graph/recognise"
+    makers = {path for path in folder.rglob("*.py") if re.search(r"\bNorm\(", path.read_text(encoding="utf-8"))}
+    assert makers == {pathlib.Path(reader.__file__) for reader, _ in NORM_READERS.values()}, "add a model to NORM_READERS"
 
 
 @pytest.mark.parametrize("field", MADE_WITH)
-@pytest.mark.parametrize(
-    ("reader", "spelling"),
-    [
-        (norm_reader, RMS),
-        (norm_reader, "  {y} = LayerNormalization<axis=-1, epsilon=0.001>({x}, {w})\n"),
-    ],
-)
-def test_a_recogniser_that_reads_an_unknown_norm_is_refused(
-    reader: Any, spelling: str, field: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", NORM_READERS)
+def test_a_recogniser_that_reads_an_unknown_norm_is_refused(name: str, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, model = NORM_READERS[name]
     made = reader.Norm
     monkeypatch.setattr(reader, "Norm", lambda **fields: made(**{**fields, field: UNKNOWN}))
     with pytest.raises(REFUSALS, match=UNKNOWN):
-        fused(attention_model(Spelling(q_norm=spelling, k_norm=spelling)), prove=False)
+        fused(model(), prove=False)
 
 
 @pytest.mark.parametrize("function", ["rotary_order", "_weight_order"])
