@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeVar, get_args
 
 from qknorm_onnx.spec import qk_norm_spec
 from qknorm_onnx.spec.attributes import attribute_fields
 from qknorm_onnx.spec.cpp_header import choices_of
-from qknorm_onnx.spec.qk_norm_spec import NormSpec, QKNormSpec, RotarySpec
+from qknorm_onnx.spec.qk_norm_spec import NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec
 from tests.contract.spec_cases import Case, case, norm_gains, tables
 
 UNKNOWN: Final = "unheard_of"
+Spec = TypeVar("Spec", QKNormSpec, QKNormRotarySpec)
 
 # Each enumerated attribute of QKNormAttention, with the type that names its values.
 CHOICES: Final = {
@@ -35,15 +36,16 @@ def known_case() -> Case:
     return case("odd", norm=norm, rotary=RotarySpec(order="after_norm"), inputs=inputs, is_causal=True, sizes={"length": 3})
 
 
-def injected(spec: QKNormSpec, attribute: str, value: Any = UNKNOWN) -> QKNormSpec:
+def injected(spec: Spec, attribute: str, value: Any = UNKNOWN) -> Spec:
     """`spec` with another value of one attribute, whatever its constructors think of it."""
-    (field,) = (found for found in attribute_fields(QKNormSpec) if found.onnx_name == attribute)
-    part, name = field.path
-    changed = copy.copy(getattr(spec, part))
-    object.__setattr__(changed, name, value)
-    whole = copy.copy(spec)
-    object.__setattr__(whole, part, changed)
-    return whole
+    (field,) = (found for found in attribute_fields(type(spec)) if found.onnx_name == attribute)
+    return _with(spec, field.path, value)
+
+
+def _with(part: Any, path: tuple[str, ...], value: Any) -> Any:
+    changed = copy.copy(part)
+    object.__setattr__(changed, path[0], _with(getattr(part, path[0]), path[1:], value) if path[1:] else value)
+    return changed
 
 
 def odd_case(attribute: str) -> Case:
