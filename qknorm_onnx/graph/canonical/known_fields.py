@@ -1,6 +1,7 @@
 """Which spec fields a builder of graphs understands: what it does not know it must refuse, never ignore.
 
-Names only: that a builder knows every value of a field is what its `match` statements say to mypy.
+Names only, and by hand on purpose: a list made from the spec would know a new field before its builder does. That a
+builder knows every value of a field is what its `match` statements say to mypy.
 """
 
 from __future__ import annotations
