@@ -34,6 +34,11 @@ class SpecDifference:
     module: object
     graph: object
 
+    @property
+    def line(self) -> str:
+        """For people."""
+        return f"{self.attribute} is {_shown(self.module)} in the module, {_shown(self.graph)} in the graph"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpecComparison:
@@ -50,13 +55,10 @@ class SpecComparison:
     @property
     def notes(self) -> tuple[str, ...]:
         """One line for each kind of difference, for people."""
-        names: dict[tuple[str, str, str], list[str]] = {}
+        names: dict[str, list[str]] = {}
         for found in self.differences:
-            names.setdefault((found.attribute, _shown(found.module), _shown(found.graph)), []).append(found.name)
-        return tuple(
-            f"module and exported graph differ: {attribute} is {module} in the module, {graph} in the graph ({_listed(where)})"
-            for (attribute, module, graph), where in names.items()
-        )
+            names.setdefault(found.line, []).append(found.name)
+        return tuple(f"module and exported graph differ: {line} ({_listed(where)})" for line, where in names.items())
 
 
 def compare_specs(read: Mapping[str, QKNormSpec | None], report: FusionReport, *, dtype: Dtype = "float32") -> SpecComparison:

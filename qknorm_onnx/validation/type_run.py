@@ -21,6 +21,7 @@ from qknorm_onnx.validation.judgement import Measured, is_left_out, judge, own_e
 from qknorm_onnx.validation.locate import locate_fault
 from qknorm_onnx.validation.parity_report import ParityRow
 from qknorm_onnx.validation.shared_weights import SharedWeights, scaled_model
+from qknorm_onnx.validation.spec_check import SpecCheck
 
 if TYPE_CHECKING:
     from qknorm_onnx.validation.torch_side import TorchSide
@@ -38,6 +39,7 @@ class TypeRun:
     dtype: Dtype
     side: TorchSide
     shared: SharedWeights
+    specs: SpecCheck
     vocabularies: frozenset[int]
     notes: dict[str, None]
     located: int = 0
@@ -58,6 +60,7 @@ class TypeRun:
                 with self.side.scaled(scale.factors):
                     yield from self._group_rows(self._scaled(model, scale), group, say)
         yield from self.shared.table_rows(self.dtype, candidate.how)
+        yield from self.specs.rows(self.dtype, candidate.how)
         for note in (self.side.note, self.side.autocast_note, self.side.order_note):
             if note:
                 self.notes[f"{self.dtype}: {note}"] = None

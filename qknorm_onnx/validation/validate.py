@@ -18,6 +18,7 @@ from qknorm_onnx.validation.cases.made import make_cases
 from qknorm_onnx.validation.cases.untried import untried
 from qknorm_onnx.validation.parity_report import ParityReport, ParityRow
 from qknorm_onnx.validation.shared_weights import SharedWeights
+from qknorm_onnx.validation.spec_check import SpecCheck
 from qknorm_onnx.validation.type_run import TypeRun
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def validate(
     For each type: weights and inputs are rounded to it; the truth is the module in float64 on them; PyTorch's own error is
     eager `module.to(dtype)` on the CPU; the candidate may be off by twice that plus four units of the type. Where it is off by
     more, PyTorch's own error is the largest of several runs, in which the module adds its sums in other orders: one run alone
-    may be lucky. An error that none of them comes near to is a failure.
+    may be lucky. An error that none of them comes near to is a failure. Beside the numbers, the spec of each attention in the
+    file is compared with the one that is read off its module, where a reader knows it.
 
     Args:
         program_or_path: `qk.Program`, path, `onnx.ModelProto` or `onnx_ir.Model`.
@@ -77,10 +79,11 @@ def validate(
     if not chosen:
         raise InputError("cases is empty: there is nothing to judge")
     rows: list[ParityRow] = []
-    notes: dict[str, None] = dict.fromkeys((*untried(inputs, chosen, domain=domain), *shared.untried()))
+    specs = SpecCheck.of(model, module)
+    notes: dict[str, None] = dict.fromkeys((*untried(inputs, chosen, domain=domain), *shared.untried(), *specs.notes))
     for dtype in dtypes:
         side = sides.pop(dtype, None) or torch_side.TorchSide(call, inputs, dtype)
-        run = TypeRun(dtype=dtype, side=side, shared=shared, vocabularies=_vocabularies(module), notes=notes)
+        run = TypeRun(dtype=dtype, side=side, shared=shared, specs=specs, vocabularies=_vocabularies(module), notes=notes)
         rows += run.rows(model, chosen, progress or _silent)
     return ParityReport(dtypes=tuple(dtypes), rows=tuple(rows), notes=tuple(notes))
 

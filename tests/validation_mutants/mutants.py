@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.validation_mutants.boundary_mutants import caches, masks, positions, sizes, types
 from tests.validation_mutants.graph_edits import Edit, initializer_edit, spec_fields, text_edit, with_spec, without_input
-from tests.validation_mutants.text_model import VOCABULARY, WIDTH, TextForm
+from tests.validation_mutants.text_model import MOST_POSITIONS, VOCABULARY, WIDTH, TextForm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +240,7 @@ def _embeddings(form: TextForm) -> Named:
         yield "token 0 read as 1", text_edit("y = Max(x, least)", input="tokens", constants=bounds)
         yield "last token read as the one before", text_edit("y = Min(x, most)", input="tokens", constants=bounds)
     if form.learned_positions:
-        places = lambda n, a: a.shape[-1] == WIDTH and a.shape[0] not in (VOCABULARY, WIDTH, 2 * WIDTH, 32)  # noqa: E731
+        places = lambda n, a: a.shape == (MOST_POSITIONS, WIDTH)  # noqa: E731
         yield "position 0 is zero", initializer_edit(lambda a: np.concatenate([0 * a[:1], a[1:]]), places)
         yield "last position is zero", initializer_edit(lambda a: np.concatenate([a[:-1], 0 * a[:1]]), places)
         yield "positions 70 and 71 swapped", initializer_edit(lambda a: a[[*range(70), 71, 70, *range(72, len(a))]], places)

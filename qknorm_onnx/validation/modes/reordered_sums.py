@@ -12,6 +12,8 @@ from qknorm_onnx.validation.modes.operator_mode import OperatorMode
 _ATEN: Final = torch.ops.aten
 # Place of the first factor among the arguments; the second one is behind it.
 _PRODUCTS: Final = {_ATEN.mm.default: 0, _ATEN.bmm.default: 0, _ATEN.addmm.default: 1, _ATEN.baddbmm.default: 1}
+_BIASED: Final = frozenset({_ATEN.addmm.default, _ATEN.baddbmm.default})
+_HALVES: Final = frozenset({torch.float16, torch.bfloat16})
 # Place of the axes that are summed over.
 _REDUCTIONS: Final = {_ATEN.mean.dim: 1, _ATEN.sum.dim_IntList: 1, _ATEN.linalg_vector_norm.default: 2}
 
@@ -21,6 +23,9 @@ class ReorderedSums(OperatorMode):
 
     Nothing is disturbed: the terms are the same, so that in exact arithmetic nothing changes. Sums inside other operators
     (convolutions, softmax) keep their order.
+
+    A product of half types is added in float32 and rounded once, in whatever order: eight such runs are one and the same. There
+    the terms are added in two parts, each of which is rounded, as where the work of a product is shared out.
     """
 
     def __init__(self, seed: int) -> None:
@@ -32,6 +37,8 @@ class ReorderedSums(OperatorMode):
         given = list(args)
         if func in _PRODUCTS:
             self._shuffle_product(given, _PRODUCTS[func])
+            if given[_PRODUCTS[func]].dtype in _HALVES:
+                return _in_two_parts(func, given, kwargs)
         elif func in _REDUCTIONS:
             self._shuffle_axes(given, _REDUCTIONS[func])
         return func(*given, **kwargs)
@@ -48,3 +55,14 @@ class ReorderedSums(OperatorMode):
 
     def _order(self, count: int) -> torch.Tensor:
         return torch.randperm(count, generator=self._random)
+
+
+def _in_two_parts(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """The product over the first half of the terms plus that over the others; a bias is in the first."""
+    first = _PRODUCTS[func]
+    left, right = args[first], args[first + 1]
+    middle = left.shape[-1] // 2
+    lower = func(*args[:first], left[..., :middle], right[..., :middle, :], **kwargs)
+    more = {**kwargs, "beta": 0} if func in _BIASED else kwargs
+    upper = func(*args[:first], left[..., middle:], right[..., middle:, :], **more)
+    return torch.as_tensor(lower + upper)
