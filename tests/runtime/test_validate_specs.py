@@ -110,7 +110,7 @@ def test_an_attention_that_is_no_node_is_a_note(monkeypatch):
     monkeypatch.setattr(spec_check, "inspect_model", lambda _model: found)
     check = SpecCheck.of(ir.Model(ir.Graph([], [], nodes=[]), ir_version=10), decoder(left_window_size=HIDDEN - 1)[0])
     assert not check.agreeing and not check.differing
-    said = f"0 was read as attention with another meaning than its module's, unproven: left_window_size is {HIDDEN - 1} in the module"
+    said = f"0 was read as attention with another meaning than its module's, unproven: left_window_size is {HIDDEN - 1} in the"
     assert [note for note in check.notes if note.startswith(said)]
 
 
@@ -159,4 +159,6 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert run(["validate", path, "spec_check_models:make", "--json"]) == 1
     failed = [row for row in json.loads(capsys.readouterr().out)["rows"] if row["verdict"] == "failed"]
-    assert {(row["case"], row["reason"]) for row in failed} == {("specs", "q_epsilon is 1e-06 in the module, 1.0001e-06 in the graph")}
+    assert {(row["case"], row["reason"]) for row in failed} == {
+        ("specs", "q_epsilon is 1e-06 in the module, 1.0001e-06 in the graph")
+    }

@@ -94,6 +94,17 @@ def test_adversarial_values_do_what_they_are_for():
     assert "zero rows" not in cases_of(graph(ids=["b", "s"]), ids=IDS), "token ids have no zero rows"
 
 
+def test_a_large_cache_is_tried_alone_and_in_float32():
+    """Cached keys pass no norm: their logits are hundreds, whose steps in a half type decide a row."""
+    inputs = match_inputs(graph(x=["b", "s", 8], past_key=["b", "p", 8]), [("x", X), ("past_key", np.abs(X[:, :3]))])
+    cases = {case.name: case for case in make_cases(inputs)}
+    large, cached = cases["large values"], cases["large cache"]
+    assert np.abs(large.inputs["x"]).max() > 100 > np.abs(large.inputs["past_key"]).max() and large.in_half
+    assert np.abs(cached.inputs["past_key"]).max() > 100 > np.abs(cached.inputs["x"]).max() and not cached.in_half
+    assert "large cache" not in cases_of(graph(x=["b", "s", 8]), x=X)
+    assert "large values" not in cases_of(graph(past_key=["b", "p", 8]), past_key=X)
+
+
 def test_inputs_are_rounded_to_the_type_and_clipped_to_its_range():
     rounded = rounded_inputs({"x": np.array([1 + 2.0**-12, 1e6, -np.inf]), "i": np.array([2**20 + 1])}, "float16")
     assert rounded["x"].tolist() == [1.0, 65504.0, -np.inf]
@@ -211,6 +222,10 @@ def test_positions_are_shifted_restarted_and_repeated():
     written = cases_of(model, Domain(written=frozenset({"position"})), ids=IDS, position=position)
     assert "positions shifted" in written
     assert not {"positions restarted", "positions repeated"} & set(written), "a place that is written twice may hold either"
+    for name, rows in {"positions anywhere": 400, "in a table": 8}.items():
+        domain = Domain(rows={"position": rows} if name == "in a table" else {})
+        anywhere = cases_of(model, domain, ids=IDS, position=position)["positions anywhere"]["position"]
+        assert (np.diff(anywhere) > 0).all() and anywhere.max() < rows and not np.array_equal(*anywhere)
 
 
 def test_projections_are_scaled_to_sizes_near_every_epsilon():

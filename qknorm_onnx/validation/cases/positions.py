@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -18,24 +19,33 @@ Tensor = npt.NDArray[Any]
 
 _SHIFT: Final = 7
 _FAR: Final = 300  # beyond what eight bits hold
+_ANYWHERE: Final = 400  # again, where no table ends earlier
+_FAR_AWAY: Final = ("positions far", "positions anywhere")
 
 
 def moved_positions(inputs: Sequence[GraphInput], domain: Domain) -> Iterator[Case]:
     """Positions that say where a cache is written are only shifted: written twice, a place may hold either value."""
     read = [i for i in inputs if i.kind == "positions"]
     unwritten = [i for i in read if i.name not in domain.written and not i.is_called_past]
-    kinds: tuple[tuple[str, str, list[GraphInput], Callable[[Tensor], Tensor]], ...] = (
-        ("positions shifted", "positions that are built in, or shared by all rows", read, lambda array: _shifted(array, _SHIFT)),
-        ("positions far", "positions in a narrow type, or tables that end early", read, lambda array: _shifted(array, _FAR)),
-        ("positions restarted", "positions that are counted instead of read", unwritten, _restarted),
-        ("positions repeated", "positions that are counted instead of read", unwritten, lambda array: array // 2),
+    kinds: tuple[tuple[str, str, list[GraphInput], Callable[[Tensor, int], Tensor]], ...] = (
+        (
+            "positions shifted",
+            "positions that are built in, or shared by all rows",
+            read,
+            lambda array, _: _shifted(array, _SHIFT),
+        ),
+        ("positions far", "positions in a narrow type, or tables that end early", read, lambda array, _: _shifted(array, _FAR)),
+        ("positions restarted", "positions that are counted instead of read", unwritten, lambda array, _: _restarted(array)),
+        ("positions repeated", "positions that are counted instead of read", unwritten, lambda array, _: array // 2),
+        ("positions anywhere", "positions in a narrow type, or wrong rows of a table", unwritten, _anywhere),
     )
     for number, (name, purpose, moved, change) in enumerate(kinds):
         plain = random_case(name, inputs, example_sizes(inputs), seed=5000 + number, purpose=purpose)
-        changed = {i.name: _within(change(plain.inputs[i.name]), domain.rows.get(i.name, 0)) for i in moved}
+        rows = {i.name: domain.rows.get(i.name, 0) for i in moved}
+        changed = {name: _within(change(plain.inputs[name], table), table) for name, table in rows.items()}
         if any(not np.array_equal(array, plain.inputs[key]) for key, array in changed.items()):
             # A half type may round frequencies, in buffers or in a converted file: far from 0 that is all there is to see.
-            yield dataclasses.replace(plain, inputs={**plain.inputs, **changed}, in_half=name != "positions far")
+            yield dataclasses.replace(plain, inputs={**plain.inputs, **changed}, in_half=name not in _FAR_AWAY)
 
 
 def _shifted(positions: Tensor, by: int) -> Tensor:
@@ -51,6 +61,15 @@ def _restarted(positions: Tensor) -> Tensor:
     restarted = positions.copy()
     restarted[..., half:] = np.arange(positions.shape[-1] - half)
     return restarted
+
+
+def _anywhere(positions: Tensor, rows: int) -> Tensor:
+    """Ascending along the last axis, drawn without repeats from a table of `rows` rows, or from what has no end."""
+    length = positions.shape[-1]
+    choices = max(rows or _ANYWHERE, length)
+    random = np.random.default_rng(5100)
+    drawn = [np.sort(random.permutation(choices)[:length]) for _ in range(math.prod(positions.shape[:-1]))]
+    return np.reshape(drawn, positions.shape)
 
 
 def _within(positions: Tensor, rows: int) -> Tensor:
