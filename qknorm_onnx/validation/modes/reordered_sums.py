@@ -36,9 +36,10 @@ class ReorderedSums(OperatorMode):
         """Run one operator, its terms shuffled before where it is a sum of them."""
         given = list(args)
         if func in _PRODUCTS:
-            self._shuffle_product(given, _PRODUCTS[func])
-            if given[_PRODUCTS[func]].dtype in _HALVES:
-                return _in_two_parts(func, given, kwargs)
+            first = _PRODUCTS[func]
+            self._shuffle_product(given, first)
+            if given[first].dtype in _HALVES:
+                return _in_two_parts(func, given, kwargs, first=first)
         elif func in _REDUCTIONS:
             self._shuffle_axes(given, _REDUCTIONS[func])
         return func(*given, **kwargs)
@@ -57,9 +58,8 @@ class ReorderedSums(OperatorMode):
         return torch.randperm(count, generator=self._random)
 
 
-def _in_two_parts(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
+def _in_two_parts(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, first: int) -> torch.Tensor:
     """The product over the first half of the terms plus that over the others; a bias is in the first."""
-    first = _PRODUCTS[func]
     left, right = args[first], args[first + 1]
     middle = left.shape[-1] // 2
     lower = func(*args[:first], left[..., :middle], right[..., :middle, :], **kwargs)
