@@ -223,8 +223,4 @@ std::vector<const CustomOp*> cuda_operators() {
 
 int32_t cuda_operator_dtype(const CustomOp* op) { return self(op)->dtype; }
 
-void register_cuda(const Api& api, OrtCustomOpDomain* domain) {
-  for (const CustomOp* op : cuda_operators()) check(api, api.CustomOpDomain_Add()(domain, op));
-}
-
 }  // namespace qknorm::ort

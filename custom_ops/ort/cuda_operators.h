@@ -14,7 +14,4 @@ std::vector<const ort_abi::CustomOp*> cuda_operators();
 // The type T of one of `cuda_operators`.
 int32_t cuda_operator_dtype(const ort_abi::CustomOp* op);
 
-// Adds them to the library's domain.
-void register_cuda(const Api& api, OrtCustomOpDomain* domain);
-
 }  // namespace qknorm::ort

@@ -1,5 +1,8 @@
 #include "ort/operator_names.h"
 
+#include <algorithm>
+#include <stdexcept>
+
 #include "qknorm/generated/spec.h"
 
 namespace qknorm::ort {
@@ -19,6 +22,13 @@ const std::vector<std::string>& names_of(const char* op) {
   return op == attention.front() ? attention : rotary;
 }
 
-bool is_first_name(const std::string& name) { return name == spec::kAttentionOp || name == spec::kRotaryOp; }
+int number_of(const std::string& name) {
+  for (const char* op : {spec::kAttentionOp, spec::kRotaryOp}) {
+    const std::vector<std::string>& names = names_of(op);
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found != names.end()) return static_cast<int>(found - names.begin()) + 1;
+  }
+  throw std::logic_error("no operator is called " + name);
+}
 
 }  // namespace qknorm::ort

@@ -10,7 +10,7 @@ namespace qknorm::ort {
 // library.
 const std::vector<std::string>& names_of(const char* op);
 
-// Whether `name` is an operator's own name, not a numbered one.
-bool is_first_name(const std::string& name);
+// The place of `name` among the names of its operator: 1 for the operator's own, 2 for the first numbered one, ...
+int number_of(const std::string& name);
 
 }  // namespace qknorm::ort

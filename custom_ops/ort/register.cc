@@ -1,4 +1,5 @@
 // RegisterCustomOps, which ONNX Runtime calls when the library is registered on session options; and what was built.
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -12,16 +13,26 @@
 namespace qknorm::ort {
 namespace {
 
-// One domain for all sessions: it must outlive each of them, so it is never released.
-OrtCustomOpDomain* shared_domain(const Api& api) {
+std::vector<const ort_abi::CustomOp*> all_operators() {
+  std::vector<const ort_abi::CustomOp*> all = cpu_operators();
+  const std::vector<const ort_abi::CustomOp*> cuda = cuda_operators();
+  all.insert(all.end(), cuda.begin(), cuda.end());
+  return all;
+}
+
+// The operators under their first `names` names. One domain for all sessions: it must outlive each of them, so it is
+// never released.
+OrtCustomOpDomain* shared_domain(const Api& api, int names) {
   static std::mutex mutex;
-  static OrtCustomOpDomain* domain = nullptr;
+  static std::map<int, OrtCustomOpDomain*> domains;
   const std::lock_guard<std::mutex> lock(mutex);
+  OrtCustomOpDomain*& domain = domains[names];
   if (domain == nullptr) {
     OrtCustomOpDomain* made = nullptr;
     check(api, api.CreateCustomOpDomain()(spec::kDomain, &made));
-    for (const ort_abi::CustomOp* op : cpu_operators()) check(api, api.CustomOpDomain_Add()(made, op));
-    register_cuda(api, made);
+    for (const ort_abi::CustomOp* op : all_operators()) {
+      if (number_of(op->get_name(op)) <= names) check(api, api.CustomOpDomain_Add()(made, op));
+    }
     domain = made;
   }
   return domain;
@@ -41,23 +52,38 @@ OrtStatus* too_old(const ort_abi::ApiBase* base) {
 // again. So options remember it here: twice is once, also through copies of the library, and two versions are an error.
 constexpr const char* kRegistered = "qknorm.registered_library";
 
-std::string registered_version(const Api& api, const OrtSessionOptions* options) {
+// How many names of each operator a session is to know. ONNX Runtime makes a schema and kernels of each one for every
+// session, 20 ms for all of them; who makes the session knows the model, and how many its nodes have.
+constexpr const char* kNames = "qknorm.names_per_operator";
+
+// Empty where the options have no such entry.
+std::string config_entry(const Api& api, const OrtSessionOptions* options, const char* key) {
   size_t size = 0;
-  if (!succeeded(api, api.GetSessionConfigEntry()(options, kRegistered, nullptr, &size))) return "";
+  if (!succeeded(api, api.GetSessionConfigEntry()(options, key, nullptr, &size))) return "";
   std::vector<char> value(size + 1, '\0');
-  check(api, api.GetSessionConfigEntry()(options, kRegistered, value.data(), &size));
+  check(api, api.GetSessionConfigEntry()(options, key, value.data(), &size));
   return value.data();
 }
 
+int wanted_names(const Api& api, const OrtSessionOptions* options) {
+  const std::string text = config_entry(api, options, kNames);
+  if (text.empty()) return spec::kNamesPerOperator;
+  for (int names = 1; names <= spec::kNamesPerOperator; ++names) {
+    if (text == std::to_string(names)) return names;
+  }
+  throw InvalidArgument(std::string(kNames) + " of the session options is '" + text + "'; it is a number from 1 to " +
+                        std::to_string(spec::kNamesPerOperator));
+}
+
 void register_once(const Api& api, OrtSessionOptions* options) {
-  const std::string known = registered_version(api, options);
+  const std::string known = config_entry(api, options, kRegistered);
   if (known == QKNORM_VERSION) return;
   if (!known.empty()) {
     throw InvalidArgument("these session options have the qknorm-onnx kernels of version '" + known +
                           "' already, and this library is of version '" QKNORM_VERSION
                           "': register one of the two, on options of its own");
   }
-  check(api, api.AddCustomOpDomain()(options, shared_domain(api)));
+  check(api, api.AddCustomOpDomain()(options, shared_domain(api, wanted_names(api, options))));
   check(api, api.AddSessionConfigEntry()(options, kRegistered, QKNORM_VERSION));
 }
 
@@ -72,11 +98,11 @@ std::string kernel_row(const ort_abi::CustomOp* op, const char* provider, int32_
 std::string kernel_rows() {
   std::string rows;
   for (const ort_abi::CustomOp* op : cpu_operators()) {
-    if (!is_first_name(op->get_name(op))) continue;
+    if (number_of(op->get_name(op)) != 1) continue;
     rows += (rows.empty() ? "" : ", ") + kernel_row(op, "cpu", operator_dtype(op));
   }
   for (const ort_abi::CustomOp* op : cuda_operators()) {
-    if (is_first_name(op->get_name(op))) rows += ", " + kernel_row(op, "cuda", cuda_operator_dtype(op));
+    if (number_of(op->get_name(op)) == 1) rows += ", " + kernel_row(op, "cuda", cuda_operator_dtype(op));
   }
   return rows;
 }

@@ -18,7 +18,7 @@ QKNORM_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const qkn
     static OrtCustomOpDomain* domain = nullptr;  // it must outlive every session
     if (domain == nullptr) {
       check(api, api.CreateCustomOpDomain()(qknorm::spec::kDomain, &domain));
-      register_cuda(api, domain);
+      for (const qknorm::ort_abi::CustomOp* op : cuda_operators()) check(api, api.CustomOpDomain_Add()(domain, op));
     }
     check(api, api.AddCustomOpDomain()(options, domain));
   });

@@ -48,7 +48,7 @@ def numbered_name(operator: str, number: int) -> str:
 
 _OPERATORS: Final = MappingProxyType(
     {
-        numbered_name(operator, number): operator
+        numbered_name(operator, number): (operator, number)
         for operator in (ATTENTION_OP, ROTARY_OP)
         for number in range(1, NAMES_PER_OPERATOR + 1)
     }
@@ -57,7 +57,14 @@ _OPERATORS: Final = MappingProxyType(
 
 def operator_of(op_type: str) -> str | None:
     """The operator of a node of `ai.qknorm` called `op_type`, whichever of its bodies the node has; None for no operator."""
-    return _OPERATORS.get(op_type)
+    found = _OPERATORS.get(op_type)
+    return found[0] if found else None
+
+
+def number_of(op_type: str) -> int | None:
+    """Which name of its operator `op_type` is, as `numbered_name` counts; None for no operator."""
+    found = _OPERATORS.get(op_type)
+    return found[1] if found else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

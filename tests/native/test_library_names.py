@@ -69,6 +69,33 @@ def test_there_is_no_kernel_beyond_the_last_name(library_file):
         session_of(model, library_file)
 
 
+def options_with_names(text):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("qknorm.names_per_operator", text)
+    return options
+
+
+@pytest.mark.parametrize("names", [1, 3, signature.NAMES_PER_OPERATOR])
+def test_options_can_ask_for_fewer_names(library_file, names):
+    for number in {1, names, names + 1}:
+        found, inputs, model = one_attention(number, number)
+        options = options_with_names(str(names))
+        options.register_custom_ops_library(str(library_file))
+        if number > names:
+            with pytest.raises(Exception, match=f"QKNormAttention_{number}"):
+                onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            continue
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        assert relative_error(run(session, inputs)["Y"], qk_norm_attention(found.spec, inputs)["Y"]) <= 2e-5
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "33", "some", "1 "])
+def test_a_number_of_names_that_is_none_is_refused(library_file, text):
+    with pytest.raises(Exception, match=rf"names_per_operator of the session options is '{text}'; it is a number from 1 to 32"):
+        options_with_names(text).register_custom_ops_library(str(library_file))
+
+
 def test_the_library_says_how_many_names_it_has():
     info = custom_ops.build_info()
     assert (info["names_per_operator"], info["operator_version"]) == (signature.NAMES_PER_OPERATOR, signature.VERSION)
