@@ -103,6 +103,42 @@ def test_causal_attention_is_one_group_query_attention(dtype):
     served(cases, GROUPED, dtype)
 
 
+def in_one_step(cases, dtype="float32"):
+    """The lowered model of cases with one row or one token, whose shapes say so, and its GroupQueryAttention nodes."""
+    model = named_model(cases, dtype, attach=False)
+    values = {value.name: value for value in model.graph.inputs}
+    for found in cases:
+        batch, length = found.inputs["query"].shape[:2]
+        for name in ("query", "key", "value"):
+            dims = list(values[f"{found.id}/{name}"].shape)
+            known = [batch if batch == 1 else dims[0], length if length == 1 else dims[1], dims[2]]
+            values[f"{found.id}/{name}"].shape = ir.Shape(known)
+    lower(model, target="ort", provider="cpu")
+    return model, [node for node in model.graph.all_nodes() if node.op_type == GROUPED]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_one_row_or_one_token_needs_no_query_seqlens(dtype):
+    cases = [found for found in causal_cases() if 1 in found.inputs["query"].shape[:2] and "past_key" in found.inputs]
+    grown = {"batch": 1, "length": 5, "past_length": 4}
+    cases.append(case("grown", inputs=(*GAINS, *tables("(B, S, R/2)")), rotary=ROTARY, sizes=grown, is_causal=True, num_outputs=3))
+    model, nodes = in_one_step(cases, dtype)
+    assert len(nodes) == len(cases) and {"cache_length" in found.inputs for found in cases} == {True, False}
+    assert max(len(node.inputs) for node in nodes) <= 12
+    assert not judged(model, cases, dtype)
+
+
+@pytest.mark.parametrize("lengths", [[8, 0], [-1, 0], [2**32, 0], [2**63 - 1, 0], [-(2**63), 0], [3]])
+def test_lengths_that_a_fixed_cache_has_not_are_refused(lengths):
+    """onnxruntime 1.24 and 1.25 alone write behind the cache."""
+    found = case("step", inputs=GAINS, is_causal=True, sizes={"length": 1, "past_length": 3, "capacity": 8}, num_outputs=3)
+    model, _ = in_one_step([found])
+    feeds = feeds_of(model, [found], "float32")
+    run_ort(model, feeds)
+    with pytest.raises(Exception, match=r"out of data bounds|INVALID_ARGUMENT|[Ii]nvalid"):
+        run_ort(model, feeds | {"step/cache_length": np.array(lengths, np.int64)})
+
+
 MASKS = list(
     itertools.product(("bool mask", "float mask", "logits"), ("(B, 1, S, T)", "(T)", "(Hq, 1, T)", "(B, Hq, S, T)", "(S, 1)"))
 )

@@ -64,9 +64,11 @@ def test_target_ort_says_what_it_needs_and_avoids_what_a_release_lacks(found, si
 
 def test_the_17th_input_is_written_only_where_it_is_needed():
     one = case("one", inputs=norm_gains(), is_causal=True, num_outputs=3, sizes={"past_length": 3, "length": 1})
-    for found, most in ((one, 7), (BOTH_WAYS, 11), (SINK, 12), (CACHED, 17)):
+    fixed = {"past_length": 3, "length": 1, "capacity": 7}
+    fixed_one = case("fixed-one", inputs=norm_gains(), is_causal=True, num_outputs=3, sizes=fixed)
+    for found, most in ((one, 7), (fixed_one, 7), (BOTH_WAYS, 11), (SINK, 12), (CACHED, 17)):
         model = model_of([found], "float32", opset=20, attach=False)
-        if found is one:
+        if found in (one, fixed_one):
             for value in model.graph.inputs:
                 if value.name.endswith(("query", "key", "value")) and "past" not in value.name:
                     value.shape = ir.Shape(["B", 1, value.shape[2]])

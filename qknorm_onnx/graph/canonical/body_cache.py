@@ -39,7 +39,7 @@ def key_positions(
         new = body.op("Unsqueeze", count(body, num_new, name="new_key"), body.ints(1), name="new_key_column")
         return KeyPositions(
             first_query=length,
-            write_at=body.op("Add", _never_from_the_end(body, length), new, name="write_at"),
+            write_at=body.op("Add", never_from_the_end(body, length), new, name="write_at"),
             valid_keys=body.op("Add", length, body.as_vector(num_new), name="valid_keys"),
         )
     if query_offset is not None:
@@ -91,7 +91,7 @@ def _per_row(body: BodyBuilder, lengths: ir.Value, key: ir.Value, *, name: str) 
     return body.op("Unsqueeze", first, body.ints(2, 3), name=f"{name}_b111")
 
 
-def _never_from_the_end(body: BodyBuilder, length: ir.Value) -> ir.Value:
+def never_from_the_end(body: BodyBuilder, length: ir.Value) -> ir.Value:
     """A negative length as one behind the buffer, so that writing there fails: a negative index counts from the end."""
     negative = body.op("Less", length, body.ints(0), name="length_is_negative", dtype=ir.DataType.BOOL)
     beyond = body.scalar(FARTHEST_POSITION, ir.DataType.INT64)

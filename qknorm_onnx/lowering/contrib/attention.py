@@ -5,11 +5,12 @@ documentation says less. What is relied on, and what is kept away from them:
 
 - GroupQueryAttention wants heads of a multiple of 8 values, as large for values as for keys, and as many new keys as
   queries. Its window counts the token itself. Behind a cache it takes several tokens of several rows only where
-  `query_seqlens` says how many are new; with that input it also serves fixed-size caches with a length per row.
+  `query_seqlens` says how many are new; one row or one token it takes without, behind a cache with a length per row too.
 - With a cache MultiHeadAttention writes its result through the present outputs: they are asked for even if nobody reads
   them. Its `unidirectional` counts from the last key, where a spec counts from the first: a mask says it instead.
 - Neither broadcasts the lengths of a bias. A row that sees nothing is NaN in the one, and in older versions of the other.
-- GroupQueryAttention divides by zero, and ends the process, where the batch is empty.
+- GroupQueryAttention divides by zero, and ends the process, where the batch is empty. Before 1.26 it writes behind a
+  fixed-size cache where a length is too large: they are looked at in front of it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.canonical.body_attention import Mask
 from qknorm_onnx.graph.canonical.body_builder import BodyBuilder, Dim
+from qknorm_onnx.graph.canonical.body_cache import count, never_from_the_end
 from qknorm_onnx.graph.canonical.body_signature import BodySignature
 from qknorm_onnx.graph.canonical.function_body import Inputs, head_size_of, precision_of
 from qknorm_onnx.graph.onnxruntime_release import CONTRIB_DOMAIN, GROUPED_ATTRIBUTES, GROUPED_INPUTS
@@ -264,24 +266,34 @@ def _lengths(body: BodyBuilder, request: LoweringRequest) -> dict[int, ir.Value]
         num_past = body.size(past, 2, name="num_past_keys").vector
         total = num_past if cache_length is not None else body.op("Add", num_past, num_new, name="num_keys")
     found = {_TOTAL: _int32(body, total)}
-    of_row = found[_TOTAL]
-    if cache_length is not None:
-        of_row = _int32(body, body.op("Add", cache_length, num_new, name="keys_of_row"))
     batch = body.size(query, 0, name="batch").vector
-    last = body.op("Sub", of_row, body.constant(np.array([1], dtype=np.int32), name="one"), name="last_key")
-    found[_SEQLENS] = body.op("Expand", last, batch, name="last_key_of_row")
+    if past is not None and cache_length is not None:
+        found[_SEQLENS] = _int32(body, _last_keys(body, past, cache_length, num_new))
+    else:
+        last = body.op("Sub", found[_TOTAL], body.constant(np.array([1], dtype=np.int32), name="one"), name="last_key")
+        found[_SEQLENS] = body.op("Expand", last, batch, name="last_key_of_row")
     if _needs_query_seqlens(inputs):
         found[_NEW] = body.op("Expand", _int32(body, num_new), batch, name="num_new_of_row")
     return found
 
 
+def _last_keys(body: BodyBuilder, past: ir.Value, cache_length: ir.Value, num_new: ir.Value) -> ir.Value:
+    """The place of each row's last key in a fixed-size cache, failing in the runtime where the cache has no such place.
+
+    onnxruntime before 1.26 does not look at the lengths: it writes behind the cache, and ends the process.
+    """
+    places = count(body, body.size(past, 2, name="capacity"), name="place")
+    behind = body.op("Add", never_from_the_end(body, cache_length), num_new, name="keys_of_row")
+    return body.op("Gather", places, body.op("Sub", behind, body.ints(1), name="last_key"), name="last_key_of_row")
+
+
 def _needs_query_seqlens(inputs: Inputs) -> bool:
-    """Whether several new tokens of several rows may meet a cache, or each row has a cache of its own length."""
-    return "cache_length" in inputs or ("past_key" in inputs and not _one_at_a_time(inputs["query"]))
+    """Whether several new tokens of several rows may meet a cache, growing or with a length per row."""
+    return "past_key" in inputs and not _one_at_a_time(inputs["query"])
 
 
 def _one_at_a_time(query: ir.Value) -> bool:
-    """Whether there is one row or one token: then a version without `query_seqlens` serves a growing cache too."""
+    """Whether there is one row or one token: then versions without `query_seqlens` serve both kinds of cache too."""
     return query.shape is not None and 1 in (query.shape[0], query.shape[1])
 
 
