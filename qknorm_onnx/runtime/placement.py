@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import onnx_ir as ir
@@ -61,9 +62,9 @@ def node_placements(program_or_path: HasModel | ModelSource, *, provider: Provid
     session = create_session(program_or_path, providers=_providers(provider), session_options=options)
     kernels = native_kernels_for(model, provider=provider)
     placed = _placed_nodes(session)
-    if placed is None:
+    if placed is None and kernels.library is not None:
         return tuple(_unknown(node, kernels, "this onnxruntime does not say where it placed a node") for node in nodes)
-    return tuple(_placement(node, placed, kernels) for node in nodes)
+    return tuple(_placement(node, placed or {}, kernels) for node in nodes)
 
 
 def has_provider(provider: Provider) -> bool:
@@ -91,7 +92,7 @@ def _providers(provider: Provider) -> list[str]:
     return [wanted] if provider == "cpu" else [wanted, EXECUTION_PROVIDERS["cpu"]]
 
 
-_Placed = dict[tuple[str, str], collections.deque[str]]
+_Placed = Mapping[tuple[str, str], collections.deque[str]]
 
 
 def _placed_nodes(session: onnxruntime.InferenceSession) -> _Placed | None:
@@ -100,7 +101,7 @@ def _placed_nodes(session: onnxruntime.InferenceSession) -> _Placed | None:
         subgraphs = session.get_provider_graph_assignment_info()
     except (AttributeError, RuntimeError):
         return None
-    found: _Placed = collections.defaultdict(collections.deque)
+    found: dict[tuple[str, str], collections.deque[str]] = collections.defaultdict(collections.deque)
     for subgraph in subgraphs:
         for node in subgraph.get_nodes():
             if node.domain == DOMAIN:

@@ -168,3 +168,15 @@ def test_doctor(command):
     findings = {finding["name"]: finding for finding in json.loads(command("doctor", "--json").out)["findings"]}
     assert findings["numpy"]["state"] == "ok"
     assert all(finding["mend"] for finding in findings.values() if finding["state"] == "missing")
+
+
+def test_for_onnxruntime(command, fused_file, tmp_path):
+    out = tmp_path / "out.onnx"
+    assert "onnxruntime 1.20 or newer" in command("fuse", fused_file, out, "--for-onnxruntime", "1.20").out
+    newer = onnx.load(fused_file)
+    newer.opset_import[0].version = 24
+    del newer.functions[:]
+    onnx.save(newer, tmp_path / "newer.onnx")
+    refused = command("fuse", tmp_path / "newer.onnx", tmp_path / "none.onnx", "--for-onnxruntime", "1.22")
+    assert refused.code == 2 and not (tmp_path / "none.onnx").exists()
+    assert "onnxruntime 1.22 cannot load this model, which needs onnxruntime 1.24 or newer (ONNX opset 24)" in refused.err

@@ -121,7 +121,9 @@ def in_one_step(cases, dtype="float32"):
 def test_one_row_or_one_token_needs_no_query_seqlens(dtype):
     cases = [found for found in causal_cases() if 1 in found.inputs["query"].shape[:2] and "past_key" in found.inputs]
     grown = {"batch": 1, "length": 5, "past_length": 4}
-    cases.append(case("grown", inputs=(*GAINS, *tables("(B, S, R/2)")), rotary=ROTARY, sizes=grown, is_causal=True, num_outputs=3))
+    cases.append(
+        case("grown", inputs=(*GAINS, *tables("(B, S, R/2)")), rotary=ROTARY, sizes=grown, is_causal=True, num_outputs=3)
+    )
     model, nodes = in_one_step(cases, dtype)
     assert len(nodes) == len(cases) and {"cache_length" in found.inputs for found in cases} == {True, False}
     assert max(len(node.inputs) for node in nodes) <= 12

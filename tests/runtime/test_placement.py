@@ -142,3 +142,25 @@ def test_inspect_prints_the_placement(tmp_path, capsys: pytest.CaptureFixture[st
     assert run(["inspect", str(path), "--json"]) == 0
     assert "placement" not in json.loads(capsys.readouterr().out)
     assert run(["inspect", str(path), "--provider", "tpu"]) == 2
+
+
+def test_under_an_old_onnxruntime_the_nodes_run_in_their_bodies(
+    monkeypatch, tmp_path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no report of where nodes are, and needs none: without the library there is nothing else that runs them."""
+    import onnxruntime
+
+    from qknorm_onnx.cli.main import run
+    from qknorm_onnx.runtime import native_kernels
+
+    owner = next(kind for kind in onnxruntime.InferenceSession.__mro__ if "get_provider_graph_assignment_info" in vars(kind))
+    monkeypatch.delattr(owner, "get_provider_graph_assignment_info")
+    monkeypatch.setattr(native_kernels, "release_of", lambda _onnxruntime: (1, 23))
+    path = tmp_path / "model.onnx"
+    ir.save(two_nodes(), path)
+    for item in node_placements(path):
+        assert item.runs_in == "function body"
+        assert item.reason.startswith("the kernel library needs onnxruntime 1.24 or newer, and this is")
+    assert run(["inspect", str(path), "--placement", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["placement"]
+    assert [item["runs_in"] for item in found] == ["function body", "function body"]

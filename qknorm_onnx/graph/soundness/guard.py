@@ -24,6 +24,7 @@ from qknorm_onnx.graph.soundness.sparse import has_sparse, make_dense
 from qknorm_onnx.graph.soundness.tensors import check_tensor
 from qknorm_onnx.spec.qk_norm_spec import SpecError
 
+ORT_FORMAT: Final = b"ORTM"  # onnxruntime's mark, behind the first four bytes
 UNEXPECTED: Final = "could not be worked with"
 
 
@@ -48,6 +49,12 @@ def one_line(label: str) -> Iterator[None]:
 
 def parse(content: bytes, label: str) -> onnx.ModelProto:
     """The model message of a file's `content`. Raises InputError where it is none."""
+    if content[4:8] == ORT_FORMAT:
+        raise InputError(
+            f"{label} is in onnxruntime's own format (.ort), which only onnxruntime reads: give the ONNX file that it was made "
+            "of, or load it with onnxruntime.InferenceSession, with qknorm_onnx.custom_ops.library_path() in "
+            "register_custom_ops_library if it was saved with the library"
+        )
     try:
         model = onnx.ModelProto.FromString(content)
     except google.protobuf.message.DecodeError as error:
