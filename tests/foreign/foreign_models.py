@@ -38,6 +38,21 @@ def qwen3(attention: str, *, layers: int = 2) -> Foreign:
     return Foreign(module, tokens(2, 6), tokens(3, 9, padded=2), layers)
 
 
+def cohere(attention: str, *, layers: int = 2) -> Foreign:
+    """A `CohereForCausalLM` with 4:2 heads of 16 values, LayerNorm with a gain per head, and an interleaved rotary embedding."""
+    from transformers import CohereConfig, CohereForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": layers}
+    config = CohereConfig(
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, use_qk_norm=True, pad_token_id=0, **sizes
+    )
+    config._attn_implementation = attention
+    module = Only(CohereForCausalLM(config).eval())
+    randomise(module)
+    return Foreign(module, tokens(2, 6), tokens(3, 9, padded=2), layers)
+
+
 class Only(torch.nn.Module):
     """A language model that takes tensors in order and gives its logits only."""
 

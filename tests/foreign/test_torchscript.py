@@ -13,7 +13,7 @@ from qknorm_onnx.errors import InputError
 from qknorm_onnx.inspection import inspect_model
 from qknorm_onnx.spec.canonical import canonical
 from qknorm_onnx.spec.qk_norm_spec import QKNormSpec
-from tests.foreign.foreign_models import Foreign, assert_right, dynamo, qwen3, torchscript
+from tests.foreign.foreign_models import Foreign, assert_right, cohere, dynamo, qwen3, torchscript
 
 
 @functools.cache
@@ -142,4 +142,27 @@ def test_names_of_axes_may_be_any_text(names: tuple[str, str]) -> None:
             dim.dim_param = name
     program = qk.fuse(file)
     assert len(program.report.fused) == 1
+    assert_right(program.to_proto(), source)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_file_that_runs_at_no_size_is_declined_for_that(attention: str) -> None:
+    """The older exporter writes repeat_interleave over a negative axis wrong: the axis replaces every -1 of the file."""
+    source = cohere(attention)
+    report = qk.fuse(torchscript(source, 17)).report
+    assert len(report.declined) == 2 and not report.fused and not report.plain
+    for miss in report.declined:
+        assert "contradict" in miss.reason and "Reshape" in miss.reason and "dynamo=True" in miss.hint
+    program = qk.fuse(dynamo(source))
+    assert len(program.report.fused) == 2, "what the hint says helps"
+    assert_right(program.to_proto(), source)
+
+
+@pytest.mark.parametrize(("attention", "opset"), [("eager", 14), ("sdpa", 17), ("eager", 18)])
+def test_the_same_model_with_axes_from_the_front_fuses(attention: str, opset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    repeat = torch.repeat_interleave
+    monkeypatch.setattr(torch, "repeat_interleave", lambda x, repeats, dim: repeat(x, repeats, dim=dim % x.ndim))
+    source = cohere(attention)
+    program = qk.fuse(torchscript(source, opset))
+    assert len(program.report.fused) == 2 and not program.report.declined and not program.report.refused
     assert_right(program.to_proto(), source)

@@ -148,3 +148,24 @@ def test_the_refusal_says_what_was_read_and_what_was_not():
     )
     with pytest.raises(FusionRequiredError, match="nothing in this model was seen to be attention"):
         require_complete(fused(empty, prove=False)[1])
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, 3])
+@pytest.mark.parametrize("norm", [True, False])
+def test_a_softmax_over_any_axis_is_in_the_report_once(norm: bool, axis: int) -> None:
+    """Over heads, queries or sequences it is no attention that anybody publishes, but it stands between two products."""
+    prepare = RMS if norm else SAME
+    text = f"""<ir_version: 10, opset_import: ["" : 20]>
+g (float[2,4,s,8] q, float[2,4,8,s] k, float[2,4,s,8] v, float[8] q_gain, float[s] k_gain) => (float[2,4,s,8] y)
+{{
+  last = Constant<value = int64[1] {{-1}}>()
+  eps = Constant<value = float {{0.001}}>()
+  {prepare.format(x="q", y="q_p", n="q")}
+  scores = MatMul(q_p, k)
+  p = Softmax<axis = {axis}>(scores)
+  y = MatMul(p, v)
+}}
+"""
+    _, report = fused(ir.from_onnx_text(text), prove=False)
+    assert len(report.fused) + len(report.declined) + len(report.plain) == 1
+    assert len(report.plain) == (0 if norm else 1)

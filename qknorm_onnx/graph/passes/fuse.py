@@ -22,6 +22,7 @@ from qknorm_onnx.graph.passes.prepare import share_equal_nodes
 from qknorm_onnx.graph.recognise.attention.softmax_attention import read_core
 from qknorm_onnx.graph.recognise.masks.mask import MaskContext
 from qknorm_onnx.graph.recognise.qk_norm_attention import recognise_attention
+from qknorm_onnx.graph.recognise.unread.contradictions import contradiction_behind
 from qknorm_onnx.graph.recognise.unread.operators import read_named_operator
 from qknorm_onnx.graph.recognise.unread.unread import divided_by_norms, normalises_operands, unread_attention
 from qknorm_onnx.graph.recognise.unread.unread_products import unread_product
@@ -104,6 +105,9 @@ class _Fusion:
         if mark is not None and self.keeps(mark):
             return _marked(mark), False
         outcome, fused = self._read(node, masks, graph)
+        contradiction = contradiction_behind(node) if outcome.declined else None
+        if contradiction is not None:
+            outcome = _declined(outcome.declined[0].name, contradiction)
         if mark is not None and not fused and not outcome.plain:
             self.names.add(mark.name)
             return _marked(mark, instead_of=outcome), False
@@ -112,7 +116,7 @@ class _Fusion:
     def _read(self, node: ir.Node, masks: MaskContext, graph: ir.Graph) -> tuple[Outcome, bool]:
         core = read_core(node) or read_named_operator(node) or unread_attention(node, self.unread)
         if core is None:
-            unlike = unread_product(node) or unsoftmaxed_attention(node, self.unread)
+            unlike = unread_product(node, self.unread) or unsoftmaxed_attention(node, self.unread)
             if isinstance(unlike, Plain):
                 return Outcome(plain=(unlike.name,)), False
             return (_declined(node_name(node), unlike) if unlike is not None else NOTHING), False

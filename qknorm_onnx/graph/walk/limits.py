@@ -65,5 +65,8 @@ UNSOFTMAXED_NODES: Final = 60
 # Around a product whose operands are quantised or folded: dequantising adds operators to each of them.
 UNREAD_PRODUCT_NODES: Final = 80
 
+# Behind an attention, for a Reshape that cannot be done: masks and caches have many operators, and lie behind it as well.
+CONTRADICTION_NODES: Final = 200
+
 # The same where shapes are unknown, and no axis tells a wrong way from a right one: shorter, for fewer false finds.
 UNSHAPED_NODES: Final = 40

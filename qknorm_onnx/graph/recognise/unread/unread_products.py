@@ -1,4 +1,7 @@
-"""Softmaxes between products that no reader takes apart, quantised ones above all: declined where normalised, else plain."""
+"""Softmaxes between products that no other reader said a word about: declined where normalised, else plain.
+
+Most of these products are quantised. Those of known operators are in an order, or over an axis, that nothing reads.
+"""
 
 from __future__ import annotations
 
@@ -33,26 +36,32 @@ FACTORS: Final = {
     "QGemm": (0, 3),
     "MatMulNBits": (0, 1),
 }
-READ: Final = frozenset({"MatMul", "Einsum", "Softmax", "LogSoftmax"})  # what stands around these is told by other refusals
+READ: Final = frozenset({"MatMul", "Einsum", "Softmax", "LogSoftmax"})
+CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose", "ConvInteger", "QLinearConv"})  # projections, as products with weights
 HINT: Final = "quantise the weights of projections only (MatMulConstBOnly), or fuse the file before it is quantised or optimised"
+FORM: Final = "its softmax stands between two products in a form that is not known"
+FORM_HINT: Final = "write the scores as a matrix product of (batch, heads, positions, values), with a softmax over the last axis"
 
 
-def unread_product(softmax: ir.Node) -> Unreadable | Plain | None:
-    """What a softmax is whose scores, or whose product with the values, an unread operator makes; None if there is none such."""
+def unread_product(softmax: ir.Node, reported: set[ir.Node]) -> Unreadable | Plain | None:
+    """What a softmax between two products of computed tensors is, which no reader knew; None if it is none such.
+
+    `reported` are products of queries and keys about which something was said before.
+    """
     if softmax.op_type not in SOFTMAXES or not softmax.inputs:
         return None
     scores = next(_behind(softmax.inputs[0]), None)
     weighed = _ahead(softmax.outputs[0])
-    if scores is None or weighed is None:
-        return None
-    parts = ((scores, "its scores are"), (weighed, "its product with the values is"), (softmax, "its softmax is"))
-    unread = next(((node, what) for node, what in parts if node.op_type not in READ), None)
-    if unread is None:
+    if scores is None or weighed is None or scores in reported:
         return None
     if not any(norm_behind(value) is not None for value in factors_of(scores) if value is not None):
         return Plain(node_name(softmax))
-    odd, what = unread
-    return Unreadable(f"{what} made by {odd.op_type}, which is not read there", odd, HINT)
+    reported.add(scores)
+    parts = ((scores, "its scores are"), (weighed, "its product with the values is"), (softmax, "its softmax is"))
+    for node, what in parts:
+        if node.op_type not in READ:
+            return Unreadable(f"{what} made by {node.op_type}, which is not read there", node, HINT)
+    return Unreadable(FORM, softmax, FORM_HINT)
 
 
 def factors_of(node: ir.Node) -> tuple[ir.Value | None, ...]:
@@ -72,7 +81,7 @@ def _behind(value: ir.Value | None) -> Iterator[ir.Node]:
         seen.add(here)
         if factors_of(node):
             yield node
-        elif node.op_type not in FACTORS and node.op_type not in ("Shape", "Size"):
+        elif node.op_type not in FACTORS and node.op_type not in ("Shape", "Size", *CONVOLUTIONS):
             waiting += node.inputs
 
 
@@ -85,7 +94,7 @@ def _ahead(value: ir.Value) -> ir.Node | None:
             node = usage.node
             if factors_of(node):
                 return node
-            if node.op_type not in FACTORS and node.op_type not in ("Shape", "Size", *SOFTMAXES):
+            if node.op_type not in FACTORS and node.op_type not in ("Shape", "Size", *SOFTMAXES, *CONVOLUTIONS):
                 waiting += node.outputs
         seen.add(here)
     return None
