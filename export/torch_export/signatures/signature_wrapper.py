@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from qknorm_onnx.errors import ExportError
-from qknorm_onnx.torch_export.patches.complex_rotary import RealArithmetic
+from qknorm_onnx.torch_export.patches.complex_numbers import RealArithmetic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,11 +134,18 @@ class ExplicitSignature(nn.Module):
         return tuple(tensor for _, tensor in named_outputs(output))
 
     def output_names(self) -> list[str]:
-        """Run the example once; the names of the outputs. Whatever the module raises comes out unchanged."""
+        """Run the example once; the names of the outputs. Whatever the module raises comes out unchanged.
+
+        Complex numbers stay what they are here: the module may keep tensors of the first call.
+        """
         args, kwargs = self.call.arguments(list(self.call.tensors.values()))
-        with torch.no_grad(), self.arithmetic:
+        with torch.no_grad():
             output = self.wrapped(*args, **kwargs)
-        names = [name for name, _ in named_outputs(output)]
+        names = []
+        for name, tensor in named_outputs(output):
+            if tensor.is_complex():
+                raise ExportError(f"output {name} is complex, which ONNX has not: return torch.view_as_real of it")
+            names.append(name)
         return [f"{name}_output" if name in self.call.tensors else name for name in names]
 
 
