@@ -87,7 +87,8 @@ def _check(scope: Scope) -> bool:
         _check_attributes(scope, node)
         for attribute, body in _bodies(node):
             what = f"body {attribute} of {describe(node)}"
-            inner = dataclasses.replace(_graph_scope(body, scope.label, what, seen), parameters=scope.parameters)
+            around = {name: maker for name, maker in seen.items() if name not in node.output} if node.output else seen
+            inner = dataclasses.replace(_graph_scope(body, scope.label, what, around), parameters=scope.parameters)
             in_order = _check(inner) and in_order
             read |= _read_from_around(body)
         for name in read:
