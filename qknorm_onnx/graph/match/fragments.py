@@ -64,7 +64,8 @@ class Table:
     `roots` are the values that a proof must start from where columns are equal only because of how they were computed.
     With `positions`, the values have one row per position (N, W), and the table is their rows at `positions`, whose axes
     `layout` then names; as `RowLengths` they are those of the new tokens behind each row's past keys. `prefix` tokens in
-    front of the table's first row are not rotated.
+    front of the table's first row and `suffix` tokens behind its last one are not rotated. With `heads`, the columns are
+    those of so many heads, one head behind the other.
     """
 
     parts: tuple[tuple[ir.Value, tuple[int, ...]], ...]
@@ -73,6 +74,8 @@ class Table:
     roots: tuple[ir.Value, ...] = ()
     positions: ir.Value | RowLengths | None = None
     prefix: int = 0
+    suffix: int = 0
+    heads: int = 0
 
     @property
     def width(self) -> int:

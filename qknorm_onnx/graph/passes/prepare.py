@@ -9,6 +9,7 @@ from onnxscript.optimizer import fold_constants_ir
 from qknorm_onnx.graph.passes.derive_shapes import DeriveShapesPass
 from qknorm_onnx.graph.passes.mend_rotary_tables import MendRotaryTablesPass
 from qknorm_onnx.graph.passes.open_products import OpenProductsPass
+from qknorm_onnx.graph.passes.open_writes import OpenWritesPass
 from qknorm_onnx.graph.passes.remove_identities import RemoveIdentitiesPass
 from qknorm_onnx.spec.signature import DOMAIN
 
@@ -22,7 +23,9 @@ LARGEST_SHARED = 8
 
 
 class PreparePass(ir.passes.InPlacePass):
-    """Inlines functions, folds small constants, removes identities and duplicates, derives shapes, and mends rotary tables."""
+    """Inlines functions, folds small constants, removes identities and duplicates, derives shapes, opens products and
+    writes, and mends rotary tables.
+    """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run on `model` in place."""
@@ -36,6 +39,7 @@ class PreparePass(ir.passes.InPlacePass):
         common.RemoveUnusedNodesPass()(model)
         DeriveShapesPass()(model)
         OpenProductsPass()(model)
+        OpenWritesPass()(model)
         MendRotaryTablesPass()(model)
         share_equal_nodes(model)
         return ir.passes.PassResult(model, _fingerprint(model) != before)

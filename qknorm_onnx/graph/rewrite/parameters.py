@@ -91,8 +91,11 @@ def combined_bias(builder: NodeBuilder, biases: Sequence[Bias], query: ir.Value,
     return total
 
 
-def rotary_table(builder: NodeBuilder, table: Table, *, identity: float) -> ir.Value:
-    """cos or sin as (S, W), (B, S, W) or (B, H, S, W); `identity` is its value where nothing is rotated."""
+def rotary_table(builder: NodeBuilder, table: Table, *, identity: float, dtype: ir.DataType | None) -> ir.Value:
+    """cos or sin as (S, W), (B, S, W) or (B, H, S, W); `identity` is its value where nothing is rotated.
+
+    A table of float64 is rounded to float32 where queries and keys, of type `dtype`, are narrower: nodes compute in float32 then.
+    """
     assert not isinstance(table.positions, RowLengths), "positions are computed before the tables are built"
     rows = [(_rows(builder, builder.in_graph(value), table.positions), columns) for value, columns in table.parts]
     parts = [_columns(builder, value, columns) for value, columns in rows]
@@ -102,17 +105,32 @@ def rotary_table(builder: NodeBuilder, table: Table, *, identity: float) -> ir.V
         value = builder.apply("Concat", parts, dims=[*shape_of(value)[:-1], table.width], attributes=[axis])
     if table.negated:
         value = builder.apply("Neg", [value], dims=shape_of(value))
-    value = _table_axes(builder, value, table.layout)
-    return _with_prefix(builder, value, table.prefix, identity) if table.prefix else value
+    if value.dtype == ir.DataType.DOUBLE and dtype != ir.DataType.DOUBLE:
+        wanted = ir.AttrInt64("to", ir.DataType.FLOAT)
+        value = builder.apply("Cast", [value], dims=shape_of(value), attributes=[wanted], dtype=ir.DataType.FLOAT)
+    layout = table.layout
+    if table.heads:
+        lead = shape_of(value)[:-1]
+        share = width_of(value) // table.heads
+        value = builder.reshape(value, [*[0] * len(lead), table.heads, share], [*lead, table.heads, share])
+        layout = (*layout[:-1], "H", "W")
+    value = _table_axes(builder, value, layout)
+    return _between_rows(builder, value, (table.prefix, table.suffix), identity) if table.prefix or table.suffix else value
 
 
-def _with_prefix(builder: NodeBuilder, value: ir.Value, count: int, identity: float) -> ir.Value:
-    """The table behind `count` rows that rotate nothing."""
+def _between_rows(builder: NodeBuilder, value: ir.Value, counts: tuple[int, int], identity: float) -> ir.Value:
+    """The table behind and in front of rows that rotate nothing, `counts` of them."""
     assert value.dtype is not None, "tables have a known type"
     *lead, length, width = shape_of(value)
-    rows = builder.constant(np.full([*_static(*lead), count, *_static(width)], identity, dtype=value.dtype.numpy()), "prefix")
+    numpy_type = value.dtype.numpy()
+    before, behind = (
+        [builder.constant(np.full([*_static(*lead), count, *_static(width)], identity, dtype=numpy_type), "unrotated")]
+        if count
+        else []
+        for count in counts
+    )
     axis = ir.AttrInt64("axis", len(lead))
-    return builder.apply("Concat", [rows, value], dims=[*lead, length + count, width], attributes=[axis])
+    return builder.apply("Concat", [*before, value, *behind], dims=[*lead, length + sum(counts), width], attributes=[axis])
 
 
 def _usable(layout: Layout) -> bool:

@@ -137,7 +137,11 @@ def _tables(builder: NodeBuilder, preparation: Preparation) -> tuple[ir.Value | 
     rotary = preparation.rotary
     if rotary is None:
         return None, None
-    return rotary_table(builder, rotary.cos, identity=1.0), rotary_table(builder, rotary.sin, identity=0.0)
+    dtype = preparation.source.value.dtype
+    cos, sin = (
+        rotary_table(builder, table, identity=identity, dtype=dtype) for table, identity in ((rotary.cos, 1.0), (rotary.sin, 0.0))
+    )
+    return cos, sin
 
 
 def _attention_inputs(

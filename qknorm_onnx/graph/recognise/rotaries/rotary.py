@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from qknorm_onnx.graph.match.fragments import Rotary, Table
-from qknorm_onnx.graph.match.located import Layout, Located, Unreadable
-from qknorm_onnx.graph.recognise.rotaries.channels import CHANNEL_RULES, ChannelReader, NotLinearError, Term, Terms
-from qknorm_onnx.graph.recognise.rotaries.matrix import read_matrices, tables_of
+from qknorm_onnx.graph.match.fragments import Rotary
+from qknorm_onnx.graph.match.located import Dim, Located, Unreadable
+from qknorm_onnx.graph.recognise.rotaries.channels import CHANNEL_RULES, ChannelReader, NotLinearError
 from qknorm_onnx.graph.recognise.rotaries.operator import read_rotary_operator
-from qknorm_onnx.graph.recognise.rotaries.prefix import read_skipped_prefix
-from qknorm_onnx.graph.recognise.rotaries.tables import make_table
+from qknorm_onnx.graph.recognise.rotaries.pairs import read_pairs, read_rotations
+from qknorm_onnx.graph.recognise.rotaries.projection import on_projection, read_on_projection
+from qknorm_onnx.graph.recognise.rotaries.unrotated import read_unrotated_ends
 from qknorm_onnx.graph.walk.constants import producer, rank_of
 from qknorm_onnx.graph.walk.layout import dims_of
 from qknorm_onnx.graph.walk.limits import ROTARY_CANDIDATES, ROTARY_STEPS
@@ -28,27 +27,32 @@ def read_rotary(located: Located) -> tuple[Rotary, Located] | Unreadable | None:
     operator = read_rotary_operator(located)
     if operator is not None:
         return operator
-    if not located.layout or located.layout[-1] != "D":
+    if not located.layout or located.layout[-1] not in ("D", "HD"):
         return None
     if producer(located.value, *OUTPUT_OPERATORS) is None:
         return None
-    behind_prefix = read_skipped_prefix(located, read_rotary)
-    if behind_prefix is not None:
-        return behind_prefix
-    for candidate in _candidates(located.value):
-        found = _from_candidate(located, candidate)
-        if found is not None:
-            return found
-    return None
+    between = read_unrotated_ends(located, read_rotary)
+    if between is not None:
+        return between
+    behind = _behind(located.value)
+    candidates = _fitting(behind, len(located.layout), dims_of(located.value)) if located.layout[-1] == "D" else []
+    found = (_from_candidate(located, candidate) for candidate in candidates)
+    first = next((item for item in found if item is not None), None)
+    if first is not None:
+        return first
+    heads, size = located.static("H"), located.static("D")
+    merged = on_projection(located)
+    candidates = _fitting(behind, len(merged), (heads * size,)) if merged and heads is not None and size is not None else []
+    whole = (read_on_projection(located, candidate) for candidate in candidates)
+    return next((item for item in whole if item is not None), None)
 
 
 # What can stand last in a rotary embedding.
 OUTPUT_OPERATORS = ("Add", "Concat", "Reshape", "Cast")
 
 
-def _candidates(value: ir.Value) -> list[ir.Value]:
-    """Values that may be what is rotated, nearest first: as many axes and channels, behind operators of rotary embeddings."""
-    rank, width = rank_of(value), dims_of(value)
+def _behind(value: ir.Value) -> tuple[ir.Value, ...]:
+    """The values behind `value` through operators of rotary embeddings, nearest first."""
     seen: dict[ir.Value, None] = {}
     layer = [value]
     for _ in range(ROTARY_STEPS):
@@ -59,7 +63,12 @@ def _candidates(value: ir.Value) -> list[ir.Value]:
                 behind.update(dict.fromkeys(operand for operand in node.inputs if operand is not None))
         layer = [item for item in behind if item not in seen and item.const_value is None]
         seen.update(dict.fromkeys(layer))
-    fitting = [item for item in seen if rank_of(item) == rank and (dims_of(item) or (0,))[-1] == (width or (0,))[-1]]
+    return tuple(seen)
+
+
+def _fitting(values: Sequence[ir.Value], rank: int, dims: Sequence[Dim] | None) -> list[ir.Value]:
+    """Those that may be what is rotated: they have `rank` axes and as many channels as `dims` has last."""
+    fitting = [item for item in values if rank_of(item) == rank and (dims_of(item) or (0,))[-1] == (dims or (0,))[-1]]
     return fitting[:ROTARY_CANDIDATES]
 
 
@@ -81,115 +90,3 @@ def _from_candidate(located: Located, candidate: ir.Value) -> tuple[Rotary, Loca
         gave_up(read_rotary, located, why, ROOM)
         return None
     return rotary, located.at(candidate, located.layout)
-
-
-@dataclasses.dataclass(frozen=True)
-class Pair:
-    """y_first = x_first * cos - x_second * sin, y_second = x_second * cos + x_first * sin, `reversed`: with -sin."""
-
-    first: int
-    second: int
-    reversed: bool
-
-
-def read_pairs(channels: Sequence[Terms], located: Located) -> Rotary | None:
-    """The rotary embedding that maps x to `channels`, if it is one."""
-    turned = {index: _split_terms(terms, index) for index, terms in enumerate(channels) if terms != (Term(1, index),)}
-    if not turned or any(split is None for split in turned.values()):
-        return None
-    parts = {index: split for index, split in turned.items() if split is not None}
-    offset, size = min(parts), len(parts)
-    if max(parts) != offset + size - 1 or size % 2:
-        return None
-    pairs = _pairs(parts)
-    if pairs is None or len({pair.reversed for pair in pairs}) != 1:
-        return None
-    arrangement = _arrangement(pairs, offset, size)
-    if arrangement is None:
-        return None
-    interleaved, sections = arrangement
-    order = [index for pair in pairs for index in (pair.first, pair.second)]
-    layout = _table_layout(located.layout)
-    cos = make_table({index: parts[index][0] for index in order}, pairs=[(p.first, p.second) for p in pairs], layout=layout)
-    sin = make_table({index: parts[index][1] for index in order}, pairs=[(p.first, p.second) for p in pairs], layout=layout)
-    if cos is None or sin is None:
-        return None
-    cos, sin = _same_width(cos, sin, parts, layout)
-    if pairs[0].reversed:
-        sin = dataclasses.replace(sin, negated=True)
-    whole = offset == 0 and size == len(channels)
-    return Rotary(
-        cos=cos,
-        sin=sin,
-        interleaved=interleaved,
-        size=0 if whole else size,
-        offset=offset,
-        sections=sections,
-        node=located.value.producer(),
-    )
-
-
-def read_rotations(channels: Sequence[Terms], located: Located) -> Rotary | None:
-    """As `read_pairs`, where sines carry their sign in a constant of 2 x 2 matrices; the whole head is rotated."""
-    parts = read_matrices(channels)
-    if parts is None:
-        return None
-    pairs = [Pair(index, parts[index][1].source, False) for index in parts if index < parts[index][1].source]
-    arrangement = _arrangement(pairs, 0, len(channels)) if 2 * len(pairs) == len(channels) else None
-    tables = tables_of(parts, [(pair.first, pair.second) for pair in pairs]) if arrangement is not None else None
-    if arrangement is None or tables is None:
-        return None
-    cos, sin = tables
-    node = located.value.producer()
-    return Rotary(cos=cos, sin=sin, interleaved=arrangement[0], size=0, offset=0, sections=arrangement[1], node=node)
-
-
-def _split_terms(terms: Terms, index: int) -> tuple[Term, Term] | None:
-    """The cosine's and the sine's term of output `index`."""
-    if len(terms) != 2 or any(term.table is None for term in terms):
-        return None
-    own = [term for term in terms if term.source == index]
-    other = [term for term in terms if term.source != index]
-    return (own[0], other[0]) if len(own) == 1 and own[0].sign == 1 else None
-
-
-def _pairs(parts: dict[int, tuple[Term, Term]]) -> list[Pair] | None:
-    pairs = []
-    for first in sorted(parts):
-        second = parts[first][1].source
-        if second not in parts or parts[second][1].source != first:
-            return None
-        signs = parts[first][1].sign, parts[second][1].sign
-        if signs[0] == signs[1]:
-            return None
-        if first < second:
-            pairs.append(Pair(first, second, signs[0] == 1))
-    return pairs
-
-
-def _arrangement(pairs: Sequence[Pair], offset: int, size: int) -> tuple[bool, int] | None:
-    """Whether pairs are neighbours, and the number of sections in which they are halves."""
-    distances = {pair.second - pair.first for pair in pairs}
-    if len(distances) != 1:
-        return None
-    distance = distances.pop()
-    firsts = [pair.first - offset for pair in pairs]
-    if distance == 1 and size > 2:
-        return (True, 1) if firsts == list(range(0, size, 2)) else None
-    block = 2 * distance
-    if size % block or firsts != [start + index for start in range(0, size, block) for index in range(distance)]:
-        return None
-    return False, size // block
-
-
-def _table_layout(layout: Layout) -> Layout:
-    return (*layout[:-1], "W")
-
-
-def _same_width(cos: Table, sin: Table, parts: dict[int, tuple[Term, Term]], layout: Layout) -> tuple[Table, Table]:
-    """Both tables with one factor per value, if only one of them could be had with one per pair."""
-    if cos.width == sin.width:
-        return cos, sin
-    wide = [make_table({index: parts[index][side] for index in sorted(parts)}, pairs=(), layout=layout) for side in (0, 1)]
-    assert wide[0] is not None and wide[1] is not None, "a table with one factor per value can always be made"
-    return wide[0], wide[1]

@@ -35,6 +35,10 @@ STATIC_CACHE = (
     "its new keys are written into a buffer by index (a static cache), which is not read as a cache",
     "export with a cache that grows (transformers' DynamicCache)",
 )
+WRITTEN = (
+    "its queries or keys are written into a tensor by index",
+    "join the parts with torch.cat or torch.stack, or write at places that are constants of the graph",
+)
 # Why, and what would make it match, by the operator.
 REASONS = {
     "BatchNormalization": (
@@ -57,8 +61,6 @@ REASONS = {
         "a Tile repeats its queries or keys behind the norm: query head h then reads key head h modulo their number",
         "repeat each key head next to itself (repeat_interleave), as query head h reads key head h // (q heads / key heads)",
     ),
-    "ScatterND": STATIC_CACHE,
-    "ScatterElements": STATIC_CACHE,
 }
 OTHER_HINT = "move it in front of the norm or behind the attention; where it is a norm itself, write it as one operator"
 NORM_LIKE = frozenset(
@@ -104,7 +106,7 @@ def norm_behind(value: ir.Value) -> Unreadable | None:
 def _refusal(stopped: ir.Node | None, norm: ir.Node, *, sized: bool) -> Unreadable:
     """`sized`: all shapes between both are known."""
     place = stopped if stopped is not None else norm
-    known = REASONS.get(place.op_type) or REASONS.get(norm.op_type)
+    known = _written(place) or REASONS.get(place.op_type) or REASONS.get(norm.op_type)
     if known is not None:
         reason, hint = known
         return Unreadable(reason, place, hint)
@@ -114,6 +116,16 @@ def _refusal(stopped: ir.Node | None, norm: ir.Node, *, sized: bool) -> Unreadab
         return Unreadable(MATRIX, place, MATRIX_HINT)
     reason = f"{place.op_type} stands between its {norm.op_type} and the attention, which no known form of QK-Norm has"
     return Unreadable(reason, place, OTHER_HINT)
+
+
+def _written(place: ir.Node) -> tuple[str, str] | None:
+    """What a write by index is: into a buffer that the caller gives, or into a tensor of this call."""
+    if place.op_type not in ("ScatterND", "ScatterElements") or place.inputs[0] is None:
+        return None
+    buffer = place.inputs[0]
+    while (node := buffer.producer()) is not None and node.op_type in LAYOUT_READERS and node.inputs[0] is not None:
+        buffer = node.inputs[0]
+    return STATIC_CACHE if buffer.is_graph_input() else WRITTEN
 
 
 def _mixes_channels(total: ir.Node) -> bool:
