@@ -114,18 +114,21 @@ def test_inputs_are_rounded_to_the_type_and_clipped_to_its_range():
 
 
 PADDING = ("left padding", "right padding", "inner padding", "a row of padding")
+OF_ONE = ("left padding, batch 1", "inner padding, batch 1")
 
 
 def padding_cases(model, **examples):
     made = make_cases(match_inputs(model, list(examples.items())))
-    return {case.name: case for case in made if case.name in PADDING}
+    return {case.name: case for case in made if case.name in (*PADDING, *OF_ONE)}
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.int64])
 def test_a_mask_that_hides_nothing_is_tried_with_padding_of_every_kind(dtype):
     model = graph(ids=["b", "s"], mask=["b", "s"])
     cases = padding_cases(model, ids=IDS, mask=np.ones((2, 4), dtype))
-    assert tuple(cases) == PADDING
+    assert tuple(cases) == (*PADDING, *OF_ONE)
+    alone = [cases.pop(name).inputs["mask"] for name in OF_ONE]
+    assert all(mask.shape[0] == 1 and mask.any() and not mask.all() for mask in alone), "the only row is padded"
     masks = {name: case.inputs["mask"] for name, case in cases.items()}
     assert all(mask.dtype == dtype and mask.shape == cases[name].inputs["ids"].shape for name, mask in masks.items())
     assert not masks["left padding"][0, :3].any() and masks["left padding"][0, 3:].all()
@@ -274,7 +277,7 @@ def test_one_length_is_beyond_every_window_that_can_be_afforded():
 def test_a_window_that_no_sequence_fills_is_named():
     model = graph(x=["b", "s", 8])
     (note,) = windows_in(notes_of(model, Windowed(4096), x=X))
-    assert "up to 36" in note
+    assert "up to 64" in note
     assert "window of 4096:" in note
     assert windows_in(notes_of(graph(x=[2, 4, 8]), Windowed(9), x=X)) == [], "no length can vary: the example is all there is"
 

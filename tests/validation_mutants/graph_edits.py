@@ -26,12 +26,15 @@ def attention_nodes(model: ir.Model) -> list[ir.Node]:
 
 
 def with_spec(
-    change: Callable[[QKNormSpec], QKNormSpec], inputs: Callable[[AttentionInputs], AttentionInputs] = lambda x: x
+    change: Callable[[QKNormSpec], QKNormSpec],
+    inputs: Callable[[AttentionInputs], AttentionInputs] = lambda x: x,
+    *,
+    nodes: slice = slice(None),
 ) -> Edit:
-    """Every attention with another spec, or other inputs."""
+    """Every attention, or those of `nodes`, with another spec, or other inputs."""
 
     def edit(model: ir.Model) -> None:
-        for node in attention_nodes(model):
+        for node in attention_nodes(model)[nodes]:
             spec, given = read_attention_node(node)
             new_spec, new_inputs = change(spec), inputs(given)
             if new_spec == spec and new_inputs == given:
@@ -49,15 +52,15 @@ def with_spec(
     return edit
 
 
-def spec_fields(part: str, **fields: Any) -> Edit:
-    """`spec.part` with fields replaced; a function is given the old value."""
+def spec_fields(part: str, *, nodes: slice = slice(None), **fields: Any) -> Edit:
+    """`spec.part` with fields replaced, in every attention or those of `nodes`; a function is given the old value."""
 
     def change(spec: QKNormSpec) -> QKNormSpec:
         old = getattr(spec, part)
         new = {name: value(getattr(old, name)) if callable(value) else value for name, value in fields.items()}
         return dataclasses.replace(spec, **{part: dataclasses.replace(old, **new)})
 
-    return with_spec(change)
+    return with_spec(change, nodes=nodes)
 
 
 def without_input(*names: str) -> Edit:

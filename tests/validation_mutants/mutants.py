@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from tests.validation_mutants.boundary_mutants import caches, masks, positions, sizes, types
 from tests.validation_mutants.graph_edits import Edit, initializer_edit, spec_fields, text_edit, with_spec, without_input
+from tests.validation_mutants.neighbour_mutants import NEIGHBOURS
 from tests.validation_mutants.text_model import MOST_POSITIONS, VOCABULARY, WIDTH, TextForm
 
 
@@ -28,8 +30,9 @@ def mutants(form: TextForm) -> Iterator[Mutant]:
         "weights": _weights(), "embedding": _embeddings(form), "positions": positions(form), "size": sizes(form),
         "type": types(form),
     }  # fmt: skip
-    for kind, edits in groups.items():
-        for name, edit in edits:
+    beside = {kind: neighbours(form) for kind, neighbours in NEIGHBOURS.items()}
+    for kind in dict.fromkeys((*groups, *beside)):
+        for name, edit in itertools.chain(groups.get(kind, ()), beside.get(kind, ())):
             yield Mutant(kind, name, edit)
 
 

@@ -19,7 +19,7 @@ def probes(form: TextForm) -> Iterator[Feeds]:
     every kind, and where the model takes floats, small, large and zero ones.
     """
     random = np.random.default_rng(0)
-    pasts = (0, 3, 25, 50) if form.past else (0,)
+    pasts = (0, 3, 25, 16, 50) if form.past else (0,)
     for number, (batch, length) in enumerate(SIZES):
         for past in {pasts[number % len(pasts)], pasts[(number + 1) % len(pasts)]}:
             yield _feeds(form, random, batch, length, past, number)
@@ -33,6 +33,8 @@ def probes(form: TextForm) -> Iterator[Feeds]:
         for factor in (1e-7, 1e-3, 1e3):
             scaled = _feeds(form, random, 2, 6, 0, 0)
             yield {**scaled, "tokens": scaled["tokens"] * factor}
+        zeros = _feeds(form, random, 2, 6, 0, 0)
+        yield {**zeros, "tokens": zeros["tokens"] * (np.arange(6) % 3 != 1)[:, None]}
 
 
 def _feeds(form: TextForm, random: np.random.Generator, batch: int, length: int, past: int, number: int) -> Feeds:

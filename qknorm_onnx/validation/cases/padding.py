@@ -8,7 +8,7 @@ is not judged.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from qknorm_onnx.validation.cases.case import Case
 from qknorm_onnx.validation.cases.domain import Domain
 from qknorm_onnx.validation.cases.inputs import GraphInput, example_sizes
-from qknorm_onnx.validation.cases.resized import random_case, symbols_of
+from qknorm_onnx.validation.cases.resized import Sizes, random_case, symbols_of
 
 Tensor = npt.NDArray[Any]
 
@@ -53,8 +53,9 @@ def _rows_of_keys(inputs: Sequence[GraphInput], masks: Sequence[GraphInput], dom
     sizes, symbols = example_sizes(inputs), symbols_of(inputs)
     longer = {symbol: max(sizes[symbol], _FEWEST_KEYS) for symbol in symbols.lengths}
     window = min(domain.windows, default=1 << 30)
-    for number, (name, purpose, hide) in enumerate(_PATTERNS):
-        plain = random_case(name, inputs, {**sizes, **longer}, seed=3000 + number, purpose=purpose)
+    one = dict.fromkeys(symbols.batches, 1)
+    for number, (name, purpose, hide, changed) in enumerate(_patterns(one)):
+        plain = random_case(name, inputs, {**sizes, **longer, **changed}, seed=3000 + number, purpose=purpose)
         shown = {mask.name: np.ones_like(plain.inputs[mask.name]) for mask in masks if plain.inputs[mask.name].shape[-1] > 1}
         gone = {name: hide(*mask.shape) for name, mask in shown.items()}
         hidden = {name: np.where(gone[name], 0, mask).astype(mask.dtype) for name, mask in shown.items()}
@@ -98,12 +99,18 @@ def _whole_row(batch: int, keys: int) -> Tensor:
     return hidden
 
 
-_PATTERNS: Final = (
-    ("left padding", "a mask that is ignored, or read at the last keys only", _left),
-    ("right padding", "a mask that is ignored, or read at the first keys only", _right),
-    ("inner padding", "a mask that is taken for a length", _inner),
-    ("a row of padding", "a row without a visible key that spoils the others", _whole_row),
-)
+_Hide = Callable[[int, int], Tensor]
+
+
+def _patterns(one: Sizes) -> Iterator[tuple[str, str, _Hide, Sizes]]:
+    """Name, purpose, what is hidden, and sizes other than the example's; `one` is a batch of one where that is free."""
+    yield "left padding", "a mask that is ignored, or read at the last keys only", _left, {}
+    yield "right padding", "a mask that is ignored, or read at the first keys only", _right, {}
+    yield "inner padding", "a mask that is taken for a length", _inner, {}
+    yield "a row of padding", "a row without a visible key that spoils the others", _whole_row, {}
+    if one:
+        for name, hide in (("left", _left), ("inner", _inner)):
+            yield f"{name} padding, batch 1", "a mask that is ignored where one row needs none", hide, one
 
 
 def _run_of(hidden: Tensor) -> int:

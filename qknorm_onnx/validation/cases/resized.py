@@ -16,6 +16,7 @@ from qknorm_onnx.validation.cases.inputs import GraphInput, example_sizes, rando
 Sizes = Mapping[str, int]
 
 MANY, LONG = 5, 33  # more than any example has, and one more than a power of two
+FULL, FULLER = 16, 64  # blocks of kernels have sizes like these: what is left over is empty
 MORE, LONGER = 8, 36  # again, with room for more than 256 tokens; where that can be afforded
 # A window is tried where it costs no more than all other cases together, or the model is small: its logits in float64 must fit.
 _CHEAP_KEYS: Final = 600
@@ -83,6 +84,8 @@ def _resizings(sizes: Sizes, symbols: Symbols, *, again: bool) -> Iterator[tuple
     if varied:
         yield "length 1", "one token, as in every step of a generation", dict.fromkeys(varied, 1)
         yield "longer", "a length that is built in", longer
+        for length in (FULL, FULLER) if again else (FULL,):
+            yield f"length {length}", "blocks that are filled exactly", dict.fromkeys(varied, length)
     if symbols.batches and varied:
         yield "batch 3, longer", "batch and length that are mixed up", {**longer, **three}
         yield "batch 1, length 1", "sizes of 1 that are taken for broadcast ones", {**dict.fromkeys(varied, 1), **one}
