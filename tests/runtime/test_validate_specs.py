@@ -127,6 +127,17 @@ def test_how_a_half_type_rounds_is_compared_where_both_are_in_it(honest):
     assert [row.verdict for row in specs_of(report)] == ["passed", "passed"]  # the file is float32
 
 
+def test_a_mask_may_say_that_a_module_is_causal(monkeypatch):
+    """Llama 4's chunks: its reader leaves all of the mask to the mask, of which the graph may read a part."""
+    causal = decoder()[0][0].spec
+    fused = FusionReport(fused=(FusedAttention(name="0", spec=causal, surroundings=OPEN),))
+    monkeypatch.setattr(spec_check, "inspect_model", lambda _model: Inspection(present=fused, recognised=FusionReport()))
+    open_spec = dataclasses.replace(causal, attention=dataclasses.replace(causal.attention, is_causal=False))
+    module = torch.nn.ModuleList([QKNormAttention.from_spec(open_spec, d_model=32, head_size=8)])
+    check = SpecCheck.of(ir.Model(ir.Graph([], [], nodes=[]), ir_version=10), module)
+    assert check.agreeing == ("0",) and not check.differing
+
+
 class Own(torch.nn.Module):
     """Attention that no reader knows."""
 
