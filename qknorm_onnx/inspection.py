@@ -48,10 +48,12 @@ def _inspect(model: ir.Model) -> Inspection:
     done = {node.name for node in nodes if is_attention_node(node)}
     done |= {mark.name for mark in map(read_mark, nodes) if mark is not None}
     raised = raise_to_floor(model)
-    PreparePass()(model)
+    prepare = PreparePass()
+    prepare(model)
     fuse_pass = FuseQKNormPass(None, keeps=lambda _mark: True)
     fuse_pass(model)
-    report = dataclasses.replace(fuse_pass.report, notes=(*([raised] if raised else []), *fuse_pass.report.notes))
+    notes = (*([raised] if raised else []), *prepare.kept, *fuse_pass.report.notes)
+    report = dataclasses.replace(fuse_pass.report, notes=notes)
     present = tuple(item for item in report.fused if item.name in done)
     recognised = tuple(item for item in report.fused if item.name not in done)
     return Inspection(dataclasses.replace(report, fused=present, needs=needs), FusionReport(fused=recognised))

@@ -107,18 +107,21 @@ def _fuse(
     raised = raise_to_floor(model)
     declared = {value.name: value.shape for value in (*model.graph.inputs, *model.graph.outputs)}
     say("prepare")
-    PreparePass()(model)
+    prepare = PreparePass()
+    prepare(model)
     say("recognise and prove" if verify else "recognise")
     fuse_pass = FuseQKNormPass(
         _prover() if verify else None, keeps=lambda mark: (mark.asked, mark.provider) == (target, provider)
     )
-    fuse_pass(model)
-    report = dataclasses.replace(fuse_pass.report, notes=(*([raised] if raised else []), *fuse_pass.report.notes))
+    fused = fuse_pass(model).modified
+    notes = (*([raised] if raised else []), *prepare.kept, *fuse_pass.report.notes)
+    report = dataclasses.replace(fuse_pass.report, notes=notes)
     if require_fusion:
         require_complete(report)
     say("lower")
     outcomes = lower(model, target=target, provider=provider, for_onnxruntime=release)
-    PreparePass()(model)  # bodies and lowerings bring equal constants along; a second run must find nothing to do
+    if fused or outcomes:  # bodies and lowerings bring equal constants along; a second run must find nothing to do
+        PreparePass()(model)
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.shape = declared[value.name] or value.shape  # the names of sizes that the caller knows
     say("check")

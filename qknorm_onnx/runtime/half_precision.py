@@ -15,9 +15,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-import onnx_ir.passes.common as common_passes
 
 from qknorm_onnx.errors import InputError
+from qknorm_onnx.graph.passes.inline_functions import inline_functions
 from qknorm_onnx.runtime.float64_twin import cast_before, converted_tensor
 from qknorm_onnx.runtime.value_types import FLOAT_TYPES, flattened, port_allows, schema_of, subgraphs
 from qknorm_onnx.spec.signature import DOMAIN, Dtype
@@ -59,7 +59,7 @@ def _attach_bodies(model: ir.Model) -> None:
 def _without_foreign_functions(model: ir.Model) -> ir.Model:
     """A flattened copy in which the calls of canonical operators are left, without their bodies."""
     copy = model.clone()
-    common_passes.InlinePass(criteria=lambda function: function.domain != DOMAIN)(copy)
+    inline_functions(copy, lambda function: function.domain != DOMAIN)
     for key in [key for key in copy.functions if key[0] == DOMAIN]:
         del copy.functions[key]
     return flattened(copy)

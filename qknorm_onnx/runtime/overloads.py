@@ -10,9 +10,10 @@ import collections
 from typing import Any
 
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
 
+from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.onnxruntime_release import OVERLOADS_SINCE
+from qknorm_onnx.graph.passes.inline_functions import inline_functions
 
 
 def ignores_overloads(onnxruntime: Any) -> bool:
@@ -34,13 +35,15 @@ def needs_overloads(model: ir.Model) -> bool:
 def without_overloads(model: ir.Model) -> ir.Model:
     """A copy in which functions that only their overload tells apart stand in the places of their calls; weights are shared.
 
-    A model that has none is returned itself.
+    A model that has none is returned itself. Raises InputError where one cannot be written out.
     """
     ambiguous = _ambiguous(model)
     if not ambiguous:
         return model
     copy = model.clone()
-    InlinePass(criteria=lambda function: function.identifier()[:2] in ambiguous)(copy)
+    kept = inline_functions(copy, lambda function: function.identifier()[:2] in ambiguous).kept
+    if kept:
+        raise InputError(f"this onnxruntime cannot tell functions apart by their overload, and {kept[0]}")
     return copy
 
 

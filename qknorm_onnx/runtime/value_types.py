@@ -14,6 +14,9 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
+from qknorm_onnx.errors import InputError
+from qknorm_onnx.graph.passes.inline_functions import inline_functions
+
 FLOAT_TYPES: Final = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 # Attributes that name an element type. `stash_type` only says what an operator computes in and is left alone.
@@ -30,10 +33,12 @@ _TYPE_STRINGS: Final = {
 def flattened(model: ir.Model) -> ir.Model:
     """A copy of `model` without local functions and Constant nodes, every value typed; weights are shared, not copied.
 
-    Values that a call of a function gave keep their names.
+    Values that a call of a function gave keep their names. Raises InputError where a function cannot be written out.
     """
     flat = model.clone()
-    common_passes.InlinePass()(flat)
+    kept = inline_functions(flat).kept
+    if kept:
+        raise InputError(f"the model cannot be written out in plain operators: {kept[0]}")
     flat.opset_imports.setdefault("", _default_opset(model))
     weights = set(flat.graph.initializers)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(flat)

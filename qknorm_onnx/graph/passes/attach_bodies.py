@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
 
 from qknorm_onnx.graph.canonical.body_signature import body_key
 from qknorm_onnx.graph.canonical.function_body import attention_body, rotary_body
@@ -16,6 +15,7 @@ from qknorm_onnx.graph.canonical.qk_norm_node import (
     read_rotary_node,
 )
 from qknorm_onnx.graph.canonical.scopes import canonical_nodes, onnx_opset, scopes
+from qknorm_onnx.graph.passes.inline_functions import inline_functions
 from qknorm_onnx.spec.qk_norm_spec import SpecError
 from qknorm_onnx.spec.signature import ATTENTION_OP, DOMAIN, ROTARY_OP, VERSION, numbered_name, operator_of
 
@@ -57,7 +57,7 @@ class AttachBodiesPass(ir.passes.InPlacePass):
         model.functions.update(kept | {function.identifier(): function for function in bodies.functions()})
         self.inlined = tuple(bodies.surplus)
         if self.inlined:
-            InlinePass(criteria=lambda function: function.domain == DOMAIN and operator_of(function.name) is None)(model)
+            inline_functions(model, lambda function: function.domain == DOMAIN and operator_of(function.name) is None)
             _import_domain(model.graph, bool(canonical_nodes(model.graph)))
         if bodies.functions():
             model.ir_version = max(model.ir_version, FUNCTIONS_SINCE_IR_VERSION)
@@ -115,7 +115,9 @@ def _inline_callers(model: ir.Model) -> None:
                 callers.add(key)
                 found = True
     if callers:
-        InlinePass(criteria=lambda function: function.identifier() in callers)(model)
+        kept = inline_functions(model, lambda function: function.identifier() in callers).kept
+        if kept:
+            raise SpecError(f"an attention in a function needs the types of a call: {kept[0]}")
 
 
 def _import_domain(scope: ir.Graph | ir.Function, used: bool) -> None:

@@ -7,6 +7,7 @@ from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants_ir
 
 from qknorm_onnx.graph.passes.derive_shapes import DeriveShapesPass
+from qknorm_onnx.graph.passes.inline_functions import inline_functions
 from qknorm_onnx.graph.passes.mend_rotary_tables import MendRotaryTablesPass
 from qknorm_onnx.graph.passes.open_products import OpenProductsPass
 from qknorm_onnx.graph.passes.open_writes import OpenWritesPass
@@ -25,13 +26,19 @@ LARGEST_SHARED = 8
 class PreparePass(ir.passes.InPlacePass):
     """Inlines functions, folds small constants, removes identities and duplicates, derives shapes, opens products and
     writes, and mends rotary tables.
+
+    After a call, `kept` says of each called function that stays one why that is.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: tuple[str, ...] = ()
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run on `model` in place."""
         before = _fingerprint(model)
         _sort(model)
-        common.InlinePass(criteria=lambda function: function.domain != DOMAIN)(model)
+        self.kept = inline_functions(model, lambda function: function.domain != DOMAIN).kept
         RemoveIdentitiesPass()(model)
         DeriveShapesPass()(model)
         fold_constants_ir(model, output_size_limit=LARGEST_FOLDED, should_fold=_may_fold)

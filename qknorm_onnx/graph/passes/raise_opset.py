@@ -8,6 +8,7 @@ from onnx_ir.passes import common
 
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.canonical.function_body import MINIMUM_OPSET
+from qknorm_onnx.graph.passes.inline_functions import inline_functions
 
 # Inputs of a node that old opsets kept as attributes, and the like, are smaller; only these are given to the converter.
 LARGEST_CONVERTED = 1000
@@ -28,7 +29,9 @@ def raise_to_floor(model: ir.Model) -> str | None:
     version = model.opset_imports.get("", model.opset_imports.get("ai.onnx"))
     if version is None or version >= MINIMUM_OPSET:
         return None
-    common.InlinePass()(model)
+    kept = inline_functions(model).kept
+    if kept:
+        raise InputError(_refusal(version, kept[0]))
     common.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=LARGEST_CONVERTED)(model)
     weights = {str(value.name): value for value in model.graph.initializers.values()}
     converted = _converted(model, version)
