@@ -132,7 +132,7 @@ class RegionProver:
             if error is None:
                 return relation
             first = first or error
-        raise first or CannotRunError("no sizes fit its symbolic dimensions")
+        raise first or CannotRunError("no sizes that can be tried fit its dimensions")
 
 
 def _verdict(comparison: Comparison, reasons: Iterable[str]) -> Proof:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -12,6 +13,9 @@ import onnx_ir as ir
 _DISTINCT_SIZES: Final = (7, 9, 5, 11, 13, 3, 15)
 # Relations that are tried where a file names a length of its own, e.g. total = past + new.
 _MOST_RELATIONS: Final = 60
+
+# Elements of one input: half a gigabyte in float64. No region that was seen comes near it.
+LARGEST_INPUT: Final = 1 << 26
 
 Sizes = Mapping[str, int]
 
@@ -44,8 +48,13 @@ class SymbolTable:
         self.symbols = (*inner, *sorted(self.batch))
 
     def shape(self, name: str, sizes: Sizes, *, may_be_empty: bool = False) -> tuple[int, ...]:
-        """The shape of an input. Raises ValueError where a dimension comes out below 1 (below 0 if it `may_be_empty`)."""
+        """The shape of an input.
+
+        Raises ValueError where a dimension comes out below 1 (below 0 if it `may_be_empty`), or it is too large to try.
+        """
         shape = tuple(_size(dim, sizes) for dim in self._shapes[name])
+        if math.prod(shape) > LARGEST_INPUT:
+            raise ValueError(f"{name} would have shape {shape}")
         if any(size < (0 if may_be_empty else 1) for size in shape):
             raise ValueError(f"{name} would have shape {shape}")
         return shape

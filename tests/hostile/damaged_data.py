@@ -123,6 +123,13 @@ def _sparse_attribute(model: onnx.ModelProto) -> None:
     model.graph.node.append(helper.make_node("Constant", [], ["k"], sparse_value=sparse))
 
 
+def _empty_raw_data(model: onnx.ModelProto) -> None:
+    tensor = first_weight(model)
+    array = numpy_helper.to_array(tensor)
+    tensor.CopyFrom(helper.make_tensor(tensor.name, TensorProto.FLOAT, array.shape, array.ravel().tolist()))
+    tensor.raw_data = b""
+
+
 def tensors() -> Iterator[tuple[str, Write]]:
     changes = {
         "data type 0": _set(data_type=0),
@@ -135,6 +142,7 @@ def tensors() -> Iterator[tuple[str, Write]]:
         "dimensions whose product overflows": _dims(1 << 62, 1 << 62),
         "dimension of 2^62": _dims(1 << 62),
         "data in two fields": _two_fields,
+        "data in a field, and raw data without bytes": _empty_raw_data,
         "data in the field of another type": _wrong_field,
         "no data": _no_data,
         "raw data of a string tensor": _string_with_raw_data,

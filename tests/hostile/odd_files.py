@@ -106,6 +106,11 @@ def _download_cache(folder: Path) -> Path:
     return snapshot / "model.onnx"
 
 
+def _dimension_in_other_letters(model: onnx.ModelProto) -> None:
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_param = "größe + n_2"
+
+
 def odd() -> Iterator[tuple[str, Write]]:
     changes = {
         "control characters in a name": _control_characters,
@@ -114,6 +119,7 @@ def odd() -> Iterator[tuple[str, Write]]:
         "a stated output shape that is wrong": _wrong_output_shape,
         "a graph without a name": _unnamed_graph,
         "weights that are inputs too": _weights_as_inputs,
+        "a size named in other letters": _dimension_in_other_letters,
         "tensors without elements": _empty_tensors,
         "weights in typed fields": _typed_data,
         "weights of four bits": _four_bits,

@@ -82,6 +82,14 @@ def _input_shape(*dims: int | str) -> Change:
     return change
 
 
+def _negative_inner_size(model: onnx.ModelProto) -> None:
+    """A slice of it ended the process inside of ONNX's inference."""
+    bounds = [numpy_helper.from_array(np.array([bound], np.int64), f"bound{i}") for i, bound in enumerate((0, 4, -1, 1))]
+    model.graph.initializer.extend(bounds)
+    model.graph.input.append(helper.make_tensor_value_info("table", FLOAT, [0, -1]))
+    model.graph.node.append(helper.make_node("Slice", ["table", *(item.name for item in bounds)], ["part"], name="slice"))
+
+
 def _weights_of_another_type(model: onnx.ModelProto) -> None:
     model.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.ones((6, 3), np.float64), "w2"))
 
@@ -115,6 +123,18 @@ def _attribute_twice(model: onnx.ModelProto) -> None:
     node = helper.make_node("Softmax", ["r"], ["s"], name="softmax", axis=0)
     node.attribute.append(helper.make_attribute("axis", 1))
     model.graph.node.append(node)
+
+
+def _devices(name: str, *, ir_version: int) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        model.ir_version = ir_version
+        node_of(model, "relu").device_configurations.add(configuration_id=name)
+
+    return change
+
+
+def _cast_to_nothing(model: onnx.ModelProto) -> None:
+    model.graph.node.append(helper.make_node("Cast", ["r"], ["s"], name="cast", to=0))
 
 
 def _map_input(model: onnx.ModelProto) -> None:
@@ -155,6 +175,9 @@ def structure() -> Iterator[tuple[str, Write]]:
         "attribute of kind 77": lambda model: _raw_attribute_kind(model),
         "attribute that refers to nothing": _attribute_proto(type=onnx.AttributeProto.INT, ref_attr_name="outer"),
         "attribute given twice": _attribute_twice,
+        "device configuration without a name": _devices("", ir_version=11),
+        "device configuration in an IR version that has none": _devices("mesh", ir_version=10),
+        "cast to data type 0": _cast_to_nothing,
         "opset 999": opset(999),
         "opset 0": opset(0),
         "opset -1": opset(-1),
@@ -166,6 +189,7 @@ def structure() -> Iterator[tuple[str, Write]]:
         "input of another type": _input_type(TensorProto.DOUBLE),
         "input that does not fit": _input_shape("n", 5),
         "negative input size": _input_shape(-3, -4),
+        "negative inner size, sliced": _negative_inner_size,
         "weights of another type": _weights_of_another_type,
         "weights that do not fit": _weights_that_do_not_fit,
         "no graph": _no_graph,

@@ -14,6 +14,8 @@ from typing import Any, Final
 import numpy as np
 import onnx_ir as ir
 
+from qknorm_onnx.spec.qk_norm_spec import SpecError
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RuntimeSize:
@@ -105,7 +107,9 @@ class BodyBuilder:
         return self.op("Cast", value, name=name or f"{_stem(value)}_{dtype.name.lower()}", dtype=dtype, to=int(dtype))
 
     def ints(self, *values: int) -> ir.Value:
-        """A constant int64 vector."""
+        """A constant int64 vector. Raises SpecError where a number is none."""
+        if any(not -(1 << 63) <= value < 1 << 63 for value in values):
+            raise SpecError(f"a size of {max(values, key=abs)} is larger than a tensor can be")
         return self.constant(np.array(values, dtype=np.int64), name="ints")
 
     def scalar(self, value: float, dtype: ir.DataType) -> ir.Value:

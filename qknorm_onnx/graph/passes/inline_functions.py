@@ -182,7 +182,7 @@ def _give_attributes(nodes: list[ir.Node], given: dict[str, ir.Attr]) -> None:
 
 
 def _made_once(outputs: list[ir.Value], inputs: set[ir.Value], nodes: list[ir.Node]) -> list[ir.Value]:
-    """`outputs`, each made by a node and in one place: an Identity, put behind `nodes`, passes an input or a second mention on."""
+    """`outputs`, each made by a node and in one place: an Identity behind `nodes` passes an input or a second mention on."""
     found: list[ir.Value] = []
     for value in outputs:
         if value in inputs or value in found:

@@ -20,6 +20,8 @@ _UNKEPT: Final = {
     ("TypeProto", "opaque_type"): "opaque types are not kept",
 }
 
+_DEVICES_SINCE_IR_VERSION: Final = 11
+
 
 def check_fields(model: onnx.ModelProto, label: str) -> list[tuple[str, onnx.TensorProto]]:
     """All dense tensors of the model, each with the name of what holds it.
@@ -33,7 +35,20 @@ def check_fields(model: onnx.ModelProto, label: str) -> list[tuple[str, onnx.Ten
             tensors.append((message.name or owner, message))
         elif isinstance(message, onnx.TypeProto.Tensor) and message.elem_type not in KNOWN_TYPES:
             raise InputError(f"{label}: {owner} is of the unknown data type {message.elem_type}: the file is damaged, or newer")
+        elif isinstance(message, onnx.TensorShapeProto.Dimension) and message.dim_value < 0:  # ONNX's inference ends the process
+            raise InputError(f"{label}: {owner} has the size {message.dim_value}; a size that is not fixed has a name instead")
+        elif isinstance(message, onnx.NodeDeviceConfigurationProto):
+            _check_devices(message, f"{label}: the device configuration of {owner}", model.ir_version)
     return tensors
+
+
+def _check_devices(configuration: onnx.NodeDeviceConfigurationProto, what: str, ir_version: int) -> None:
+    if not configuration.configuration_id:
+        raise InputError(f"{what} does not say which one it is; remove it")
+    if ir_version < _DEVICES_SINCE_IR_VERSION:
+        raise InputError(
+            f"{what} is not kept in IR version {ir_version}; remove it, or give the model IR version {_DEVICES_SINCE_IR_VERSION}"
+        )
 
 
 def _messages(model: onnx.ModelProto, label: str) -> Iterator[tuple[str, Message]]:

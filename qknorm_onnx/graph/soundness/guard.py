@@ -103,7 +103,7 @@ def make_sound(model: ir.Model, label: str, *, structure: bool = True) -> None:
     with one_line(label):
         mend_mixed_norms(model)
         check_canonical_nodes(model, label)
-        proto = skeleton(model)
+        proto = skeleton(model, label)
         if structure:
             _check_structure(proto, label)
         if not check_with_onnx(proto, label):

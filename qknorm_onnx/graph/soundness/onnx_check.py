@@ -18,11 +18,20 @@ _LARGEST_KEPT: Final = 1 << 8  # elements
 # Operators that ONNX does not have, in ONNX's own domain: plugins of other runtimes. Nothing can be said of them.
 _FOREIGN_DOMAIN: Final = "unknown"
 
+_Key = tuple[str, str, str]
 
-def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """The model as a message in which large weights are inputs of their type and shape. `model` is the same afterwards."""
+
+def skeleton(model: ir.Model, label: str) -> onnx.ModelProto:
+    """The model as a message in which large weights are inputs of their type and shape. `model` is the same afterwards.
+
+    Raises:
+        InputError: it has something that no message can say.
+    """
     with _light(model):
-        proto = ir.to_proto(model)
+        try:
+            proto = ir.to_proto(model)
+        except ir.serde.SerdeError as error:
+            raise InputError(f"{label} cannot be written as it was read: {_root(error)}") from error
     proto.graph.name = proto.graph.name or "graph"  # the checker wants one, runtimes do not
     return proto
 
@@ -40,6 +49,7 @@ def check_with_onnx(proto: onnx.ModelProto, label: str) -> bool:
     fault = _checker_fault(proto)
     if fault is not None:
         raise InputError(f"{label}: {fault}")
+    _close_opaque_functions(proto)
     if _inference_fault(proto) is None:
         return True
     _forget_stated_shapes(proto)
@@ -73,7 +83,7 @@ def _unranked(kind: onnx.TypeProto) -> list[onnx.TypeProto.Tensor]:
 def _inference_fault(proto: onnx.ModelProto) -> str | None:
     try:
         shape_inference.infer_shapes(proto.SerializeToString(), check_type=True, strict_mode=True, data_prop=False)
-    except (shape_inference.InferenceError, checker.ValidationError, RuntimeError) as error:
+    except (shape_inference.InferenceError, checker.ValidationError, RuntimeError, ValueError) as error:
         return _reason(error)
     return None
 
@@ -83,6 +93,30 @@ def _forget_stated_shapes(proto: onnx.ModelProto) -> None:
     for output in proto.graph.output:
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.ClearField("shape")
+
+
+def _close_opaque_functions(proto: onnx.ModelProto) -> None:
+    """Take out the bodies of functions in which a type cannot be told: strict inference forgives that in a graph only."""
+    functions = {(function.domain, function.name, function.overload): function for function in proto.functions}
+    callers: dict[_Key, list[_Key]] = {key: [] for key in functions}
+    waiting: list[_Key] = []
+    for key, function in functions.items():
+        for node in all_nodes(function):
+            called = (node.domain, node.op_type, node.overload)
+            if called in functions:
+                callers[called].append(key)
+            elif not onnx.defs.has(node.op_type, node.domain):
+                waiting.append(key)
+    opaque: set[_Key] = set()
+    while waiting:
+        key = waiting.pop()
+        if key not in opaque:
+            opaque.add(key)
+            waiting.extend(callers[key])
+    if opaque:
+        kept = [function for key, function in functions.items() if key not in opaque]
+        proto.ClearField("functions")
+        proto.functions.extend(kept)
 
 
 def _set_foreign_apart(proto: onnx.ModelProto) -> None:
@@ -101,6 +135,13 @@ def _set_foreign_apart(proto: onnx.ModelProto) -> None:
                 node.domain, foreign = _FOREIGN_DOMAIN, True
         if foreign:
             scope.opset_import.add(domain=_FOREIGN_DOMAIN, version=1)
+
+
+def _root(error: BaseException) -> str:
+    """The first line of what is behind a chain of errors, each of which only says where it was."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return _reason(error)
 
 
 def _reason(error: BaseException) -> str:

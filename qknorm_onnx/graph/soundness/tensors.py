@@ -40,6 +40,8 @@ def check_tensor(tensor: onnx.TensorProto, owner: str, label: str, roots: tuple[
         if count:
             raise InputError(f"{what} has {count} elements and no data: the file is damaged")
         return
+    if tensor.HasField("raw_data") and "raw_data" not in filled:  # readers take that one, and find nothing
+        filled.append("raw_data")
     if len(filled) > 1:
         raise InputError(f"{what} has data in two places, {' and '.join(filled)}")
     _check_data(tensor, filled[0], count, what)

@@ -215,8 +215,11 @@ def parsed_dimension(text: str, named: Callable[[str], Linear]) -> Linear | None
     names_only = _NAME.sub(placed, text)
     originals = {placeholder: name for name, placeholder in names.items()}
     try:
-        return _parsed(ast.parse(names_only, mode="eval").body, lambda placeholder: named(originals[placeholder]))
-    except SyntaxError:
+        # Names that the pattern does not take are names as they stand.
+        return _parsed(
+            ast.parse(names_only, mode="eval").body, lambda placeholder: named(originals.get(placeholder, placeholder))
+        )
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # no expression, or one too deep for Python's parser
         return None
 
 

@@ -92,6 +92,8 @@ def _transpose(node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
     if source is None:
         return None
     order = node.attributes.get_ints("perm", list(reversed(range(source.rank))))
+    if sorted(order) != list(range(source.rank)):
+        return None  # a source of another rank than the file says
     extents = tuple(source.extents[old] for old in order)
     return relabel(source, extents, {old: index(new) for new, old in enumerate(order)}) or extents
 
