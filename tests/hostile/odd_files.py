@@ -111,6 +111,11 @@ def _dimension_in_other_letters(model: onnx.ModelProto) -> None:
         value.type.tensor_type.shape.dim[0].dim_param = "größe + n_2"
 
 
+def _dimension_as_long_sum(model: onnx.ModelProto) -> None:
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_param = " + ".join(["n"] * 3000)
+
+
 def odd() -> Iterator[tuple[str, Write]]:
     changes = {
         "control characters in a name": _control_characters,
@@ -120,6 +125,7 @@ def odd() -> Iterator[tuple[str, Write]]:
         "a graph without a name": _unnamed_graph,
         "weights that are inputs too": _weights_as_inputs,
         "a size named in other letters": _dimension_in_other_letters,
+        "a size that is a sum of 3000": _dimension_as_long_sum,
         "tensors without elements": _empty_tensors,
         "weights in typed fields": _typed_data,
         "weights of four bits": _four_bits,

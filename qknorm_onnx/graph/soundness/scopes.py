@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -11,6 +12,9 @@ import onnx
 from qknorm_onnx.errors import InputError
 
 _ATTRIBUTE_KINDS: Final = frozenset(onnx.AttributeProto.AttributeType.values()) - {onnx.AttributeProto.UNDEFINED}
+
+# The maker of a name that a body may use for its own: what the node makes that holds the body.
+_NOT_SEEN: Final = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +27,7 @@ class Scope:
     initializers: tuple[str, ...]
     nodes: tuple[onnx.NodeProto, ...]
     outputs: tuple[str, ...]
-    around: Mapping[str, str]  # name -> what makes it
+    around: collections.ChainMap[str, str]  # name -> what makes it, the nearest graph first
     parameters: frozenset[str] = frozenset()  # attributes of the function around
     is_main: bool = False
 
@@ -38,7 +42,7 @@ def check_graph(graph: onnx.GraphProto, label: str) -> bool:
     Raises:
         InputError: a name is used twice or not at all, or nodes wait for each other.
     """
-    return _check(_graph_scope(graph, label, "the graph", {}, is_main=True))
+    return _check(_graph_scope(graph, label, "the graph", collections.ChainMap(), is_main=True))
 
 
 def check_function(function: onnx.FunctionProto, label: str) -> bool:
@@ -52,7 +56,7 @@ def check_function(function: onnx.FunctionProto, label: str) -> bool:
             initializers=(),
             nodes=tuple(function.node),
             outputs=tuple(function.output),
-            around={},
+            around=collections.ChainMap(),
             parameters=frozenset(function.attribute) | {attribute.name for attribute in function.attribute_proto},
         )
     )
@@ -63,7 +67,9 @@ def describe(node: onnx.NodeProto) -> str:
     return f"node {node.name!r} ({node.op_type})" if node.name else f"a node {node.op_type} without a name"
 
 
-def _graph_scope(graph: onnx.GraphProto, label: str, what: str, around: Mapping[str, str], *, is_main: bool = False) -> Scope:
+def _graph_scope(
+    graph: onnx.GraphProto, label: str, what: str, around: collections.ChainMap[str, str], *, is_main: bool = False
+) -> Scope:
     return Scope(
         label=label,
         what=what,
@@ -79,7 +85,7 @@ def _graph_scope(graph: onnx.GraphProto, label: str, what: str, around: Mapping[
 def _check(scope: Scope) -> bool:
     """Checks a scope and, with what they see, the bodies in it."""
     makers = _makers(scope)
-    seen = {**scope.around, **makers} if scope.around else makers
+    seen = collections.ChainMap(makers, *scope.around.maps)  # no copy: bodies may be many, and what is around them large
     needs: list[set[str]] = []
     in_order = True
     for node in scope.nodes:
@@ -87,12 +93,12 @@ def _check(scope: Scope) -> bool:
         _check_attributes(scope, node)
         for attribute, body in _bodies(node):
             what = f"body {attribute} of {describe(node)}"
-            around = {name: maker for name, maker in seen.items() if name not in node.output} if node.output else seen
+            around = collections.ChainMap(dict.fromkeys(node.output, _NOT_SEEN), *seen.maps)
             inner = dataclasses.replace(_graph_scope(body, scope.label, what, around), parameters=scope.parameters)
             in_order = _check(inner) and in_order
             read |= _read_from_around(body)
         for name in read:
-            if name not in seen:
+            if not seen.get(name):
                 raise scope.fail(f"{describe(node)} reads {name!r}, which nothing makes")
         needs.append(read)
     _check_outputs(scope, seen)
@@ -147,7 +153,7 @@ def _add(scope: Scope, makers: dict[str, str], name: str, maker: str) -> None:
     if not name:
         raise scope.fail(f"{maker} has no name")
     other = makers.get(name) or scope.around.get(name)
-    if other is not None:
+    if other:
         raise scope.fail(f"{name!r} is made twice: by {other} and by {maker}")
     makers[name] = maker
 
@@ -157,7 +163,7 @@ def _check_outputs(scope: Scope, seen: Mapping[str, str]) -> None:
         raise scope.fail("the model has no outputs")
     given: set[str] = set()
     for name in scope.outputs:
-        if name not in seen:
+        if not seen.get(name):
             raise scope.fail(f"nothing makes the output {name!r}" if name else "an output has no name")
         if name in given:
             raise scope.fail(f"the output {name!r} is given twice; pass one of them through an Identity")

@@ -1,0 +1,96 @@
+"""Time and memory stay within bounds: small files hold the growth in every run, the full sizes are slow.
+
+Counted is processor time, which other work on the machine does not change much.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import onnx
+import pytest
+
+import qknorm_onnx as qk
+from qknorm_onnx.graph.model_file import load_model
+from qknorm_onnx.inspection import inspect_model
+from tests.hostile.large_files import KINDS, one_weight
+
+DOORS = {"fuse": qk.fuse, "inspect": inspect_model, "create_session": qk.create_session}
+
+# Linear work takes 4 times as long for 4 times the nodes, quadratic work 16 times.
+GROWTH = 4
+MOST_GROWTH = 8.0
+
+SECONDS = {10_000: 10.0, 100_000: 60.0}
+# An If in 3 nodes: ONNX's own inference copies what is around each body.
+LARGEST = {"branches": 10_000}
+
+PEAK = """
+import re, sys
+import onnx_ir, onnxruntime
+import qknorm_onnx as qk
+import qknorm_onnx.graph.passes.prepare
+qk.fuse(sys.argv[1])
+print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read()).group(1))
+"""
+
+
+def seconds(call, model: onnx.ModelProto) -> float:
+    began = time.process_time()
+    call(model)
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nested_functions"])
+def test_time_grows_with_the_nodes_and_not_with_their_square(kind):
+    small, large = KINDS[kind](400), KINDS[kind](400 * GROWTH)
+    seconds(qk.fuse, small)  # what is imported and built once
+    limit = MOST_GROWTH * max(0.02, min(seconds(qk.fuse, small) for _ in range(2)))
+    assert seconds(qk.fuse, large) < limit or seconds(qk.fuse, large) < limit
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nested_functions"])
+def test_reading_grows_with_the_nodes_and_not_with_their_square(kind):
+    """Reading alone is a small part of all, in which growth would be hidden."""
+    small, large = KINDS[kind](1500), KINDS[kind](1500 * GROWTH)
+    limit = MOST_GROWTH * max(0.01, min(seconds(load_model, small) for _ in range(2)))
+    assert seconds(load_model, large) < limit or seconds(load_model, large) < limit
+
+
+def test_functions_nested_twelve_deep_stay_within_their_time():
+    assert seconds(qk.fuse, KINDS["nested_functions"](8190)) < SECONDS[10_000]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", SECONDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_of_the_full_size_stay_within_their_time(kind, count):
+    model = KINDS[kind](min(count, LARGEST.get(kind, count)))
+    for door, call in DOORS.items():
+        assert seconds(call, model) < SECONDS[count], door
+
+
+def peak_bytes(path) -> int:
+    """The most memory of a process that fuses the file; what its parent had does not count, as in ru_maxrss it would."""
+    done = subprocess.run([sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, check=True)
+    return int(done.stdout) * 1024
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("rank", [1, 2])
+def test_memory_is_a_gigabyte_and_three_times_the_file(tmp_path, rank):
+    path = tmp_path / "model.onnx"
+    onnx.save(one_weight(100, rank), path)
+    # Libraries take some 130 MB of it; a weight is to be in memory three times at most.
+    assert peak_bytes(path) < 200e6 + 3 * path.stat().st_size
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_of_many_nodes(tmp_path, kind):
+    path = tmp_path / "model.onnx"
+    onnx.save(KINDS[kind](LARGEST.get(kind, 50_000)), path)
+    assert peak_bytes(path) < 1e9 + 3 * path.stat().st_size
