@@ -18,6 +18,7 @@ from qknorm_onnx.graph.passes.prepare import PreparePass
 from qknorm_onnx.graph.passes.raise_opset import raise_to_floor
 from qknorm_onnx.graph.rewrite.prover import Prover
 from qknorm_onnx.graph.soundness.guard import make_sound, one_line
+from qknorm_onnx.lowering.primitive_onnx import PRIMITIVE, forget_named_sizes
 from qknorm_onnx.lowering.registry import LoweringOutcome, lower
 from qknorm_onnx.spec.targets import DEFAULT_TARGET, require_provider, target_named
 
@@ -124,6 +125,8 @@ def _fuse(
         PreparePass()(model)
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.shape = declared[value.name] or value.shape  # the names of sizes that the caller knows
+    if target == PRIMITIVE.name:
+        forget_named_sizes(model)
     say("check")
     make_sound(model, "the result")
     return Program(model, dataclasses.replace(_with_targets(report, outcomes), needs=_needs(model, release)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import ml_dtypes
 import onnx_ir as ir
 
 from qknorm_onnx.graph.canonical.body_builder import KEEP, BodyBuilder, Dim, RuntimeSize
@@ -69,7 +70,8 @@ def visible_keys(
     visible = None if end is None else body.op("Less", keys, end, name="before_end", dtype=ir.DataType.BOOL)
     if spec.left_window_size != UNLIMITED_WINDOW:
         start = body.op("Sub", queries, body.ints(spec.left_window_size), name="start_of_view")
-        after = body.op("GreaterOrEqual", keys, start, name="after_start", dtype=ir.DataType.BOOL)
+        before = body.op("Less", keys, start, name="before_start", dtype=ir.DataType.BOOL)
+        after = body.op("Not", before, name="after_start", dtype=ir.DataType.BOOL)  # tract 0.23 cuts the two without it
         visible = after if visible is None else body.op("And", visible, after, name="visible")
     return visible
 
@@ -95,10 +97,29 @@ def make_mask(
     assert added is not None, "one of the two is given"
     if not may_be_empty:
         return Mask(added=added, visible=visible, bias=bias)
-    largest = body.op("ReduceMax", added, body.ints(-1), name="mask_largest", keepdims=1)
-    empty = body.op("Equal", largest, minus_infinity, name="empty_rows", dtype=ir.DataType.BOOL)
+    empty = _empty_rows(body, visible, bias)
     seeing = body.op("Where", empty, zero, added, name="mask_of_seeing_rows", dtype=dtype)
     return Mask(added=seeing, visible=visible, bias=bias, empty_rows=empty)
+
+
+def _empty_rows(body: BodyBuilder, visible: ir.Value | None, bias: ir.Value | None) -> ir.Value:
+    """Which rows of the mask see nothing, (..., S, 1).
+
+    Counted in zeros and ones: OpenVINO and tract have the lowest finite number for the maximum of infinities.
+    """
+    seen = visible
+    if bias is not None:
+        assert bias.dtype is not None, "the builder types every value"
+        least = float(ml_dtypes.finfo(bias.dtype.numpy()).min)  # type: ignore[no-untyped-call]
+        lowest = body.scalar(least, bias.dtype)
+        hidden = body.op("Less", bias, lowest, name="hidden_by_bias", dtype=ir.DataType.BOOL)
+        kept = body.op("Not", hidden, name="kept_by_bias", dtype=ir.DataType.BOOL)
+        seen = kept if visible is None else body.op("And", visible, kept, name="seen", dtype=ir.DataType.BOOL)
+    assert seen is not None, "one of the two is given"
+    number = body.cast(seen, ir.DataType.FLOAT)
+    most = body.op("ReduceMax", number, body.ints(-1), name="any_seen", keepdims=1)
+    half = body.scalar(0.5, ir.DataType.FLOAT)
+    return body.op("Less", most, half, name="empty_rows", dtype=ir.DataType.BOOL)
 
 
 def attend(body: BodyBuilder, spec: AttentionSpec, operands: AttentionOperands, mask: Mask) -> ir.Value:
