@@ -42,7 +42,7 @@ class Runtime:
 RUNTIMES: Final = (
     *(
         Runtime(name=f"onnxruntime {version}", pins=f"onnxruntime-{version}.txt", runner="onnxruntime_runner.py")
-        for version in ("1.24", "1.27", "1.30", "1.32")
+        for version in ("1.20", "1.24", "1.27", "1.30", "1.32")
     ),
     *(
         Runtime(

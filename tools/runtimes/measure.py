@@ -40,6 +40,12 @@ def judged(outputs: Sequence[Sequence[Mapping[str, Any]]], cases: Sequence[Mappi
     return Cell(verdict="ok") if worst <= 1 else Cell(verdict="wrong", reason=where)
 
 
+def _short(error: str, folder: pathlib.Path) -> str:
+    """Beginning and end of what a runtime says, without where the files lie and the runtime's own calls."""
+    said = error.replace(f"{folder.resolve()}/", "").partition(" Stack backtrace:")[0]
+    return said if len(said) <= 600 else f"{said[:300]} ... {said[-300:]}"
+
+
 def tried(runtime: Runtime, folder: pathlib.Path, files: Sequence[ModelFile]) -> dict[str, Cell]:
     """A cell for each file that is there. A process that ends in the middle of a file says so in its cell."""
     waiting = [file for file in files if (folder / f"{file.path}.onnx").is_file()]
@@ -52,7 +58,7 @@ def tried(runtime: Runtime, folder: pathlib.Path, files: Sequence[ModelFile]) ->
             said = json.loads(line) if line.startswith("{") else {}
             begun = said.get("begin", begun)
             if "error" in said:
-                cells[said["name"]] = Cell(verdict="refused", reason=said["error"][:400])
+                cells[said["name"]] = Cell(verdict="refused", reason=_short(said["error"], folder))
             elif "outputs" in said:
                 cases = json.loads((folder / f"{said['name'].rpartition('.')[0]}.json").read_text())
                 cells[said["name"]] = judged(said["outputs"], cases)

@@ -12,6 +12,7 @@ from qknorm_onnx.spec.targets import TARGET_NAMES
 from tools.runtimes.environments import RUNTIMES, Runtime
 from tools.runtimes.trial import DTYPES, MODELS, ModelFile
 
+SIZES_IN_CUMSUM: Final = "TDim is not a number"  # as tract says it
 RESULTS: Final = pathlib.Path(__file__).with_name("results.json")
 
 
@@ -47,10 +48,10 @@ def rows(target: str) -> Iterator[tuple[ModelFile, dict[str, Cell]]]:
 
 def instead(file: ModelFile, cell: Cell) -> str:
     """What to use where a file does not load."""
-    if "query_seqlens" in cell.reason or "more inputs (17)" in cell.reason:
-        return "`--for-onnxruntime` and this version"
-    if "Undetermined symbol" in cell.reason:
-        return "another runtime"
+    if _is_of_query_seqlens(cell):
+        return "`--for-onnxruntime` with this version"
+    if SIZES_IN_CUMSUM in cell.reason:
+        return "an export of fixed sizes, without `dynamic_shapes`"
     if file.target != "primitive":
         return "`--target portable`"
     return "another runtime"
@@ -74,21 +75,23 @@ def markdown(target: str) -> str:
 def why(file: ModelFile, runtime: str, cell: Cell) -> str:
     """The reason of a failure, without what differs between files."""
     known = {
-        "more inputs (17)": "GroupQueryAttention has 17 inputs from onnxruntime 1.32 on",
-        "Type parameter": "torch writes a norm with a half input and a float gain, which ONNX does not allow",
-        "RmsNormalization": "torch writes a norm with a half input and a float gain, which ONNX does not allow",
-        "Undetermined symbol": "tract cannot determine the bounds of a Slice in the mask of a window",
+        "Opset 23 is under development": "ONNX opset 23 is there from onnxruntime 1.23 on",
+        SIZES_IN_CUMSUM: "tract's CumSum takes no sizes, and the model computes the mask of its chunks with one",
     }
     for part, text in known.items():
         if part in cell.reason:
             return text
+    if _is_of_query_seqlens(cell) and runtime.startswith("onnxruntime"):
+        return "GroupQueryAttention has `query_seqlens`, its 17th input, from onnxruntime 1.32 on"
     if file.target == "custom-op" and runtime.startswith(("OpenVINO", "tract")):
         return "there are no model-local functions"
     if file.target == "ort" and runtime.startswith(("OpenVINO", "tract", "ReferenceEvaluator")):
         return "onnxruntime's own operators are not known, or not in this form"
-    if file.target == "onnx" and runtime.startswith("OpenVINO"):
-        return "torch writes a norm with a half input and a float gain, which ONNX does not allow"
     return cell.reason[:140].replace("|", "/")
+
+
+def _is_of_query_seqlens(cell: Cell) -> bool:
+    return any(part in cell.reason for part in ("query_seqlens", "more inputs (17)", "input size 17"))
 
 
 def needs() -> str:
