@@ -14,6 +14,7 @@ from typing import Final
 import onnx_ir as ir
 
 from qknorm_onnx.errors import InputError
+from qknorm_onnx.spec.qk_norm_spec import UNLIMITED_WINDOW
 from qknorm_onnx.spec.signature import DOMAIN, operator_of
 
 CONTRIB_DOMAIN: Final = "com.microsoft"
@@ -25,11 +26,17 @@ GROUPED_INPUTS: Final = {
     9: ("position_ids", (1, 22)), 10: ("attention_bias", (1, 22)), 11: ("head_sink", (1, 23)), 12: ("k_scale", (1, 25)),
     13: ("v_scale", (1, 25)), 14: ("q_norm_weight", (1, 28)), 15: ("k_norm_weight", (1, 28)), 16: ("query_seqlens", (1, 32)),
 }  # fmt: skip
+_WINDOW: Final = "local_window_size"
 GROUPED_ATTRIBUTES: Final = {
+    _WINDOW: (1, 24),  # before, it is there, and means a window of one key more
     "qk_output": (1, 23), "k_quant_type": (1, 25), "v_quant_type": (1, 25), "kv_cache_bit_width": (1, 25),
     "qk_norm_epsilon": (1, 28), "sliding_window_cache": (1, 29), "causal": (1, 30), "q_norm_epsilon": (1, 32),
     "k_norm_epsilon": (1, 32),
 }  # fmt: skip
+
+# MultiHeadAttention's attention_bias: 1.20 reads one that the heads share from the wrong places.
+MULTI_BIAS: Final = 5
+MULTI_BIAS_SINCE: Final = (1, 21)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -130,16 +137,20 @@ def _needs(model: ir.Model, opset: int, oldest: Release | None, because: str) ->
 
 def _reasons(model: ir.Model, opset: int) -> Iterator[tuple[str, tuple[int, int] | None]]:
     """What the model needs, and since when there is it."""
-    yield f"ONNX opset {opset}", _since(lambda release: release.opset >= opset)
-    yield f"IR version {model.ir_version}", _since(lambda release: release.ir_version >= model.ir_version)
     names = collections.Counter(key[:2] for key in model.functions)
     if any(count > 1 for count in names.values()):
         yield "functions that only their overload tells apart", OVERLOADS_SINCE
     for node in _nodes(model):
         if (node.domain, node.op_type) == (CONTRIB_DOMAIN, "GroupQueryAttention"):
             yield from grouped_reasons(node)
+        if (node.domain, node.op_type) == (CONTRIB_DOMAIN, "MultiHeadAttention") and any(
+            node.inputs[MULTI_BIAS : MULTI_BIAS + 1]
+        ):
+            yield "MultiHeadAttention with attention_bias", MULTI_BIAS_SINCE
         if node.domain == DOMAIN and operator_of(node.op_type) and node.op_identifier() not in model.functions:
             yield "the qknorm-onnx kernel library", LIBRARY_SINCE
+    yield f"ONNX opset {opset}", _since(lambda release: release.opset >= opset)
+    yield f"IR version {model.ir_version}", _since(lambda release: release.ir_version >= model.ir_version)
 
 
 def grouped_reasons(node: ir.Node) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -148,9 +159,19 @@ def grouped_reasons(node: ir.Node) -> Iterator[tuple[str, tuple[int, int]]]:
         if place in GROUPED_INPUTS and (value is not None or place == len(node.inputs) - 1):
             name, since = GROUPED_INPUTS[place]
             yield f"GroupQueryAttention with {name}", since
-    for name in node.attributes:
-        if name in GROUPED_ATTRIBUTES:
+    for name, attribute in node.attributes.items():
+        if name in GROUPED_ATTRIBUTES and (name != _WINDOW or attribute.as_int() != UNLIMITED_WINDOW):
             yield f"GroupQueryAttention with the attribute {name}", GROUPED_ATTRIBUTES[name]
+
+
+def keep_from_misreading(model: ir.Model) -> None:
+    """Raise the IR version so that releases which would load `model` and compute something else refuse it.
+
+    Before 1.24 GroupQueryAttention's window is one key wider, without a word.
+    """
+    if any(reason == f"GroupQueryAttention with the attribute {_WINDOW}" for reason, _ in _reasons(model, 1)):
+        known = max(release.ir_version for release in RELEASES if release.version < GROUPED_ATTRIBUTES[_WINDOW])
+        model.ir_version = max(model.ir_version, known + 1)
 
 
 def _since(loads: Callable[[Release], bool]) -> tuple[int, int] | None:

@@ -22,7 +22,7 @@ from qknorm_onnx.graph.canonical.qk_norm_node import (
     read_rotary_node,
 )
 from qknorm_onnx.graph.canonical.scopes import canonical_nodes, onnx_opset, scopes
-from qknorm_onnx.graph.onnxruntime_release import CONTRIB_DOMAIN, Release
+from qknorm_onnx.graph.onnxruntime_release import CONTRIB_DOMAIN, Release, keep_from_misreading
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass, key_of
 from qknorm_onnx.lowering.contrib.ort_contrib import ORT_CONTRIB
 from qknorm_onnx.lowering.custom_op import CUSTOM_OP, kernel_note, kernel_refusal
@@ -81,6 +81,7 @@ def lower(model: ir.Model, *, target: str, provider: str, for_onnxruntime: Relea
         outcomes.append(_lower_node(node, around, request, target=target))
     AttachBodiesPass()(model)
     _import_contrib(model)
+    keep_from_misreading(model)
     return tuple(outcomes)
 
 

@@ -22,8 +22,11 @@ from tests.graph.overloaded import with_overloads
 
 CACHED = case("cached", inputs=norm_gains(), is_causal=True, num_outputs=3, sizes={"past_length": 3})
 SINK = case("sink", inputs=(optional("head_sink", "(Hq)", "logits"),), is_causal=True)
-MASKED = case("masked", inputs=(optional("attention_bias", "(B, 1, S, T)", "logits"),), is_causal=True)
+MASKED_INPUTS = (optional("attention_bias", "(B, 1, S, T)", "logits"),)
+MASKED = case("masked", inputs=MASKED_INPUTS, is_causal=True)
 BOTH_WAYS = case("both-ways", inputs=norm_gains())
+WINDOW = case("window", inputs=norm_gains(), is_causal=True, left_window_size=2)
+OWN_HEADS = case("own-heads", inputs=MASKED_INPUTS, heads=(3, 3))
 
 
 def fused(found, **options):
@@ -45,6 +48,7 @@ def pretend(monkeypatch, version):
         (SINK, "1.23", "head_sink"),
         (MASKED, "1.22", "attention_bias"),
         (BOTH_WAYS, "1.30", "the attribute causal"),
+        (WINDOW, "1.24", "the attribute local_window_size"),
     ],
     ids=lambda value: getattr(value, "id", None),
 )
@@ -56,10 +60,30 @@ def test_target_ort_says_what_it_needs_and_avoids_what_a_release_lacks(found, si
     avoided = fused(found, target="ort", for_onnxruntime=older)
     (item,) = avoided.report.fused
     name = why.removeprefix("the attribute ")
-    assert f"GroupQueryAttention of onnxruntime {older} has no {name}, which is there from {since} on" in item.note
+    assert (
+        f"GroupQueryAttention of onnxruntime {older} has no {name}" in item.note
+        and f"which is there from {since} on" in item.note
+    )
     assert needs_of(avoided.model).oldest <= release_named(older)
     for written in (program, avoided):
         assert not over_budget([found], run_ort(written.model, feeds_of(written.model, [found], "float32")), "float32")
+
+
+def test_releases_that_would_misread_a_window_refuse_the_file():
+    assert fused(WINDOW, target="ort").model.ir_version == release_named("1.23").ir_version + 1
+    assert (
+        fused(CACHED, target="ort").model.ir_version == fused(WINDOW, target="ort", for_onnxruntime="1.23").model.ir_version == 10
+    )
+
+
+def test_a_bias_of_multi_head_attention_needs_1_21():
+    program = fused(OWN_HEADS, target="ort")
+    assert [item.target for item in program.report.fused] == ["ort"]
+    assert program.report.needs.startswith("needs onnxruntime 1.21 or newer (MultiHeadAttention with attention_bias)")
+    avoided = fused(OWN_HEADS, target="ort", for_onnxruntime="1.20")
+    (item,) = avoided.report.fused
+    assert "MultiHeadAttention of onnxruntime 1.20 has no bias that heads share, which is there from 1.21 on" in item.note
+    assert str(needs_of(avoided.model).oldest) == "1.20"
 
 
 def test_the_17th_input_is_written_only_where_it_is_needed():

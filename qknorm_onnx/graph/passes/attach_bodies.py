@@ -1,4 +1,4 @@
-"""The pass that gives every canonical node its function body, so that any ONNX runtime can run the file."""
+"""The pass that gives every canonical node its function body, so that runtimes without our kernels run the file."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ What they accept and compute was found by running them (onnxruntime 1.32, CPU) a
 documentation says less. What is relied on, and what is kept away from them:
 
 - GroupQueryAttention wants heads of a multiple of 8 values, as large for values as for keys, and as many new keys as
-  queries. Its window counts the token itself. Behind a cache it takes several tokens of several rows only where
+  queries. Its window counts the token itself (from 1.24 on). Behind a cache it takes several tokens of several rows only where
   `query_seqlens` says how many are new; one row or one token it takes without, behind a cache with a length per row too.
 - With a cache MultiHeadAttention writes its result through the present outputs: they are asked for even if nobody reads
   them. Its `unidirectional` counts from the last key, where a spec counts from the first: a mask says it instead.
@@ -27,7 +27,7 @@ from qknorm_onnx.graph.canonical.body_builder import BodyBuilder, Dim
 from qknorm_onnx.graph.canonical.body_cache import count, never_from_the_end
 from qknorm_onnx.graph.canonical.body_signature import BodySignature
 from qknorm_onnx.graph.canonical.function_body import Inputs, head_size_of, precision_of
-from qknorm_onnx.graph.onnxruntime_release import CONTRIB_DOMAIN, GROUPED_ATTRIBUTES, GROUPED_INPUTS
+from qknorm_onnx.graph.onnxruntime_release import CONTRIB_DOMAIN, GROUPED_ATTRIBUTES, GROUPED_INPUTS, MULTI_BIAS_SINCE
 from qknorm_onnx.lowering.emit.head_layout import HeadTensor, same_size
 from qknorm_onnx.lowering.emit.target import LoweringRequest, RefusedLoweringError
 from qknorm_onnx.lowering.emit.whole_mask import whole_mask, without_empty_rows
@@ -38,6 +38,8 @@ _HALF: Final = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 # Places of GroupQueryAttention's inputs behind query, key, value, past_key, past_value.
 _SEQLENS, _TOTAL, COS, SIN, _BIAS, _SINK, Q_WEIGHT, K_WEIGHT, _NEW = 5, 6, 7, 8, 10, 11, 14, 15, 16
+
+_WINDOW: Final = "local_window_size that counts the token itself"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,6 +133,8 @@ def _missing_in_release(request: LoweringRequest, spec: AttentionSpec) -> str:
     }
     since = dict(GROUPED_INPUTS[place] for place, wanted in needed.items() if wanted)
     since |= {} if is_causal(spec) else {"causal": GROUPED_ATTRIBUTES["causal"]}
+    if is_causal(spec) and spec.left_window_size != UNLIMITED_WINDOW:
+        since[_WINDOW] = GROUPED_ATTRIBUTES["local_window_size"]
     for name, version in since.items():
         if request.lacks(version):
             first = ".".join(map(str, version))
@@ -160,7 +164,14 @@ def _multi_head_refusal(request: LoweringRequest, spec: AttentionSpec, sizes: li
         return "MultiHeadAttention has no fixed-size cache with a length per row"
     if "past_key" in inputs and (sizes[0] != sizes[1] or not isinstance(sizes[0], int)):
         return "MultiHeadAttention with a cache needs key and value heads of one size that is known"
+    if request.lacks(MULTI_BIAS_SINCE) and ("attention_bias" in inputs or _hides_by_position(spec)):
+        first = ".".join(map(str, MULTI_BIAS_SINCE))
+        return f"MultiHeadAttention of onnxruntime {request.release} has no bias that heads share, which is there from {first} on"
     return _multi_head_refusal_on_cuda(request) if request.provider == "cuda" else ""
+
+
+def _hides_by_position(spec: AttentionSpec) -> bool:
+    return spec.is_causal or not spec.left_window_size == spec.right_window_size == UNLIMITED_WINDOW
 
 
 def _multi_head_refusal_on_cuda(request: LoweringRequest) -> str:
