@@ -46,15 +46,15 @@ def rows(target: str) -> Iterator[tuple[ModelFile, dict[str, Cell]]]:
                 yield file, {name: Cell(**cell) for name, cell in cells.items() if cell is not None}
 
 
-def instead(file: ModelFile, cell: Cell) -> str:
+def instead(file: ModelFile, runtime: str, cell: Cell) -> str:
     """What to use where a file does not load."""
-    if _is_of_query_seqlens(cell):
+    if file.target == "ort" and runtime.startswith("onnxruntime"):
         return "`--for-onnxruntime` with this version"
-    if SIZES_IN_CUMSUM in cell.reason:
-        return "an export of fixed sizes, without `dynamic_shapes`"
-    if file.target != "primitive":
-        return "`--target portable`"
-    return "another runtime"
+    if file.target == "primitive":
+        return "an export of fixed sizes, without `dynamic_shapes`" if SIZES_IN_CUMSUM in cell.reason else "another runtime"
+    portable = dataclasses.replace(file, target="primitive")
+    found = Cell(**stored()["cells"][runtime][portable.path])
+    return "`--target portable`" + ("" if found.verdict == "ok" else f" and {instead(portable, runtime, found)}")
 
 
 def markdown(target: str) -> str:
@@ -65,7 +65,7 @@ def markdown(target: str) -> str:
     for file, cells in rows(target):
         line = [file.model, file.dtype]
         for runtime, cell in cells.items():
-            note = f"{why(file, runtime, cell)}: use {instead(file, cell)}"
+            note = f"{why(file, runtime, cell)}: use {instead(file, runtime, cell)}"
             line.append("ok" if cell.verdict == "ok" else f"{cell.verdict} ({numbers.setdefault(note, len(numbers) + 1)})")
         lines.append(line)
     text = ["| " + " | ".join(line) + " |" for line in lines]
@@ -76,22 +76,20 @@ def why(file: ModelFile, runtime: str, cell: Cell) -> str:
     """The reason of a failure, without what differs between files."""
     known = {
         "Opset 23 is under development": "ONNX opset 23 is there from onnxruntime 1.23 on",
+        "input size 17": "GroupQueryAttention has `query_seqlens`, its 17th input, from onnxruntime 1.32 on",
+        "input size 11": "GroupQueryAttention has `attention_bias` from onnxruntime 1.22 on",
+        "IR version: 12": "its IR version keeps it from releases before 1.24, which compute a window one key wider",
         SIZES_IN_CUMSUM: "tract's CumSum takes no sizes, and the model computes the mask of its chunks with one",
+        "Mask must be floating point": "tract takes no bool mask in torch's attention of the layers without a norm",
     }
     for part, text in known.items():
         if part in cell.reason:
             return text
-    if _is_of_query_seqlens(cell) and runtime.startswith("onnxruntime"):
-        return "GroupQueryAttention has `query_seqlens`, its 17th input, from onnxruntime 1.32 on"
     if file.target == "custom-op" and runtime.startswith(("OpenVINO", "tract")):
         return "there are no model-local functions"
     if file.target == "ort" and runtime.startswith(("OpenVINO", "tract", "ReferenceEvaluator")):
         return "onnxruntime's own operators are not known, or not in this form"
     return cell.reason[:140].replace("|", "/")
-
-
-def _is_of_query_seqlens(cell: Cell) -> bool:
-    return any(part in cell.reason for part in ("query_seqlens", "more inputs (17)", "input size 17"))
 
 
 def needs() -> str:
