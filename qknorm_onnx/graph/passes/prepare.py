@@ -8,6 +8,7 @@ from onnxscript.optimizer import fold_constants_ir
 
 from qknorm_onnx.graph.passes.derive_shapes import DeriveShapesPass
 from qknorm_onnx.graph.passes.inline_functions import inline_functions
+from qknorm_onnx.graph.passes.mend_boolean_choices import MendBooleanChoicesPass
 from qknorm_onnx.graph.passes.mend_rotary_tables import MendRotaryTablesPass
 from qknorm_onnx.graph.passes.open_products import OpenProductsPass
 from qknorm_onnx.graph.passes.open_writes import OpenWritesPass
@@ -25,7 +26,7 @@ LARGEST_SHARED = 8
 
 class PreparePass(ir.passes.InPlacePass):
     """Inlines functions, folds small constants, removes identities and duplicates, derives shapes, opens products and
-    writes, and mends rotary tables.
+    writes, and mends rotary tables and choices between truth values.
 
     After a call, `kept` says of each called function that stays one why that is.
     """
@@ -47,6 +48,7 @@ class PreparePass(ir.passes.InPlacePass):
         DeriveShapesPass()(model)
         OpenProductsPass()(model)
         OpenWritesPass()(model)
+        MendBooleanChoicesPass()(model)
         MendRotaryTablesPass()(model)
         share_equal_nodes(model)
         return ir.passes.PassResult(model, _fingerprint(model) != before)
