@@ -211,5 +211,7 @@ def _innermost(error: BaseException) -> str:
         error = error.__cause__
     text = first_line(error)
     if "SymBool" in text or "SymInt" in text:
-        text += " (a flag that depends on a dynamic size: make it a constant, or leave that axis out of dynamic_shapes)"
+        text += (
+            " (a number that depends on a tensor's values or on a dynamic size: make it a constant, or leave that axis static)"
+        )
     return text

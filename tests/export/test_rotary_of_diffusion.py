@@ -41,6 +41,14 @@ def interleaved(x, cos, sin):
     return x * cos + turned(x) * sin
 
 
+def columns(x, cos, sin):
+    """PRX: both columns of a 2 x 2 matrix for each pair."""
+    c, s = cos[..., 0::2], sin[..., 0::2]
+    matrices = torch.stack([torch.stack([c, -s], -1), torch.stack([s, c], -1)], -2)
+    pairs = x.unflatten(-1, (-1, 1, 2))
+    return (matrices[..., 0] * pairs[..., 0] + matrices[..., 1] * pairs[..., 1]).flatten(-2)
+
+
 def split(x):
     return x.unflatten(-1, (HEADS, SIZE))
 
@@ -77,6 +85,7 @@ FORMS = {
     "projection, a table for each head": (projection(interleaved), True),
     "written at even and odd places": (each_head(written), True),
     "halves by unbind -2": (each_head(halves), False),
+    "columns of matrices": (each_head(columns), True),
     "in float64": (each_head(in_float64), True),
     "text in front": (image_behind, True),
     "text behind": (image_in_front, True),

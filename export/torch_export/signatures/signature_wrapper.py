@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from qknorm_onnx.errors import ExportError
 from qknorm_onnx.torch_export.patches.complex_numbers import RealArithmetic
+from qknorm_onnx.torch_export.patches.scalar_repeats import ScalarRepeats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +130,7 @@ class ExplicitSignature(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The tensors of `named_outputs`, in order."""
         args, kwargs = self.call.arguments(tensors)
-        with self.arithmetic:
+        with ScalarRepeats(), self.arithmetic:
             output = self.wrapped(*args, **kwargs)
         return tuple(tensor for _, tensor in named_outputs(output))
 

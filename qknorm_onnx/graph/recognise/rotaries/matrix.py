@@ -1,4 +1,4 @@
-"""Rotary embeddings written as products with constant 2 x 2 matrices, one for each pair and position."""
+"""Rotary embeddings written as products with constant 2 x 2 matrices, or with their two columns, for each pair and position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qknorm_onnx.graph.walk.constants import constant
 
 
 def read_matrices(channels: Sequence[Terms]) -> dict[int, tuple[Term, Term]] | None:
-    """The terms of each output by (own value, other value of its pair), if all come out of one constant of matrices."""
+    """The terms of each output by (own value, other value of its pair), if all come out of constants of matrices."""
     parts: dict[int, tuple[Term, Term]] = {}
     for index, terms in enumerate(channels):
         own = [term for term in terms if term.source == index]
@@ -24,15 +24,16 @@ def read_matrices(channels: Sequence[Terms]) -> dict[int, tuple[Term, Term]] | N
             return None
         parts[index] = own[0], other[0]
     tables = {term.table for pair in parts.values() for term in pair}
-    return parts if len(tables) == 1 and constant(next(iter(tables))) is not None else None
+    return parts if all(constant(table) is not None for table in tables) else None
 
 
 def tables_of(parts: dict[int, tuple[Term, Term]], pairs: Sequence[tuple[int, int]]) -> tuple[Table, Table] | None:
     """cos and sin (S, R / 2) of the matrices, if each of them is a rotation."""
-    rows = _rows(parts)
-    if rows is None:
+    rows = {table: _rows(table, len(parts)) for table in {term.table for terms in parts.values() for term in terms}}
+    known = {table: array for table, array in rows.items() if array is not None}
+    if len(known) != len(rows) or len({len(array) for array in known.values()}) != 1:
         return None
-    values = {index: tuple(term.sign * rows[:, term.column] for term in terms) for index, terms in parts.items()}
+    values = {index: tuple(term.sign * known[term.table][:, term.column] for term in terms) for index, terms in parts.items()}
     for first, second in pairs:
         if not np.array_equal(values[first][0], values[second][0]) or not np.array_equal(values[first][1], -values[second][1]):
             return None
@@ -41,15 +42,18 @@ def tables_of(parts: dict[int, tuple[Term, Term]], pairs: Sequence[tuple[int, in
     return _table(cos, "cos"), _table(sin, "sin")
 
 
-def _rows(parts: dict[int, tuple[Term, Term]]) -> Array | None:
-    """The constant as (positions, 4 values for each pair)."""
-    array = constant(parts[0][0].table)
+def _rows(table: ir.Value | None, size: int) -> Array | None:
+    """The constant as (positions, values of `size` / 2 matrices or of one column of each); it is the same for all of a batch."""
+    array = constant(table)
     if array is None:
         return None
     for trailing in range(1, array.ndim):
         lead = array.shape[: array.ndim - trailing]
-        if math.prod(array.shape[array.ndim - trailing :]) == 2 * len(parts):
-            return array.reshape(lead[-1], -1) if math.prod(lead[:-1]) == 1 else None
+        width = math.prod(array.shape[array.ndim - trailing :])
+        if width in (size, 2 * size):
+            sizes = [dim for dim in lead if dim != 1] or [1]
+            rows = array.reshape(math.prod(sizes[:-1]), sizes[-1], width)
+            return np.asarray(rows[0]) if len(rows) and (rows == rows[:1]).all() else None
     return None
 
 

@@ -94,13 +94,18 @@ def norm_behind(value: ir.Value) -> Unreadable | None:
     while waiting and len(seen) < NORM_BEHIND_NODES:
         item = waiting.pop(0)
         node = item.producer()
-        if item in seen or node is None or node.op_type in PROJECTIONS:
+        if item in seen or node is None or (node.op_type in PROJECTIONS and not _picks(node)):
             continue
         seen.add(item)
         if node.op_type in NORM_LIKE:
             return _refusal(stopped, node, sized=all(map(is_sized, seen)))
         waiting += [operand for operand in node.inputs if operand is not None]
     return None
+
+
+def _picks(node: ir.Node) -> bool:
+    """Whether a Gather picks from what is computed: no embedding, but an index of an axis (`x[..., 0]`)."""
+    return node.op_type in ("Gather", "GatherND") and node.inputs[0] is not None and node.inputs[0].producer() is not None
 
 
 def _refusal(stopped: ir.Node | None, norm: ir.Node, *, sized: bool) -> Unreadable:
