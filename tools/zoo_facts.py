@@ -10,10 +10,11 @@ from typing import Final
 class Facts:
     """Softmax attentions of one entry: `fusable` ones normalise q or k, `plain` ones do not, `look_alikes` only seem to.
 
-    `reason` is a word of the sentence with which each look-alike is declined.
+    `reason` is a word of the sentence with which each look-alike is declined. `unread` of the fusable ones are declined too.
     """
 
     fusable: int = 2
+    unread: int = 0
     look_alikes: int = 0
     plain: int = 0
     reason: str = ""
@@ -26,8 +27,27 @@ LOOK_ALIKES: Final = {
     "h_dynamic_tanh": Facts(fusable=0, look_alikes=2, reason="Tanh"),
     "olmoe_clip": Facts(fusable=0, look_alikes=2, reason="clipped"),
 }
+_LINEAR_TOO: Final = Facts(look_alikes=2, reason="linear attention")
 _ONE: Final = Facts(fusable=1)
 _OTHERS: Final = {
+    "d_acestep": Facts(fusable=4),
+    "d_cosmos": Facts(fusable=4),
+    "d_hunyuandit": Facts(fusable=4, plain=1),
+    "d_hunyuanimage": Facts(plain=1),
+    "d_hunyuanvideo": Facts(plain=1),
+    "d_krea2": Facts(fusable=4),
+    "d_ltx": Facts(fusable=4),
+    "d_lumina2": Facts(fusable=3),
+    "d_lumina_next": Facts(fusable=4),
+    "d_mochi": Facts(fusable=4, unread=4, plain=1, reason="Concat"),
+    "d_sana": _LINEAR_TOO,
+    "d_sana_video": _LINEAR_TOO,
+    "d_sd3": Facts(fusable=3),
+    "d_skyreels": Facts(fusable=4),
+    "d_wan": Facts(fusable=4),
+    "d_wan_i2v": Facts(fusable=6),
+    "d_wan_vace": Facts(fusable=8),
+    "d_zimage": Facts(fusable=3),
     "dory_ngpt": Facts(fusable=4),
     "glm5_next_vision_attn": _ONE,
     "glm_ocr_vision_attn": _ONE,
@@ -44,13 +64,21 @@ _OTHERS: Final = {
     "swinv2": Facts(fusable=4),
     "t5gemma2_merged_attn": _ONE,
 }
-# torch cannot export it: its sparse indexer branches on data.
-NOT_EXPORTED: Final = frozenset({"qwen4_exp_text"})
+# torch cannot export them: a sparse indexer branches on data, a mixture of experts counts tokens in NumPy, and the tokens of each
+# text are counted in Python.
+NOT_EXPORTED: Final = frozenset({"qwen4_exp_text", "d_hidream", "d_lumina2"})
 
 _TIES: Final = "the output are indices of the best keys, and equal scores (zeros of a relu, masked ones) have no order"
 _ROUTER: Final = (
     "single tokens: where the router finds two experts equal within 1%, rounding to the narrow type chooses the other one; in "
     "PyTorch it does so for other tokens"
+)
+_ANGLES: Final = (
+    "the conversion to the narrow type rounds the angles of the timestep's sinusoids, and the frequencies and rotary tables that "
+    "are constants of the graph; PyTorch computes them in float32"
+)
+_DROPPED: Final = (
+    "torch.onnx drops a summand below 1e-8, here the 1e-15 in the denominator of linear attention, which is no fused node"
 )
 # (entry, column of docs/coverage.md) -> why it fails there and stays so.
 KNOWN_FAILURES: Final = {
@@ -58,6 +86,13 @@ KNOWN_FAILURES: Final = {
     ("deepseek_v32_indexer_NOT_attention", "fp16"): _TIES,
     ("deepseek_v32_indexer_NOT_attention", "bf16 emulated"): _TIES,
     ("zaya", "fp16"): _ROUTER,
+    ("d_flux2", "fp16"): _ANGLES,
+    ("d_krea2", "bf16 emulated"): _ANGLES,
+    ("d_prx", "fp16"): _ANGLES,
+    ("d_prx", "bf16 emulated"): _ANGLES,
+    ("d_zimage", "bf16 emulated"): _ANGLES,
+    ("d_sana", "fp32"): _DROPPED,
+    ("d_sana_video", "fp32"): _DROPPED,
     **{
         (entry, "bf16 emulated"): _ROUTER
         for entry in (

@@ -11,12 +11,16 @@ from tools.zoo_facts import LOOK_ALIKES, NOT_EXPORTED, facts, named_entries
 # Exported by other tests of the default run, or twins of entries that are.
 QUICK = {
     *LOOK_ALIKES,
+    "d_wan",
     "h_diff_attention_qknorm",
     "h_groupnorm",
     "h_rms_fullhidden_gqa",
     "stablelm_qk",
     "zaya",
 } - {"olmoe_clip"}
+# Its rotary angles go up to 15708 in float32, where a unit is 1e-3: tables that are computed in another order differ by so much,
+# which the error of one run of PyTorch does not show. `qk.validate` judges it in test_coverage_table.py.
+ILL_CONDITIONED = {"d_ltx"}
 CONFIGURATIONS = [("sdpa", 20), ("eager", 20), ("sdpa", 23), ("sdpa", 25)]
 
 
@@ -24,14 +28,15 @@ def check(zoo, name, attention, opset):
     expected = facts(name)
     source = exported(zoo, name, attention=attention, opset=opset)
     model, report = fused(source.model)
-    assert [item.note for item in report.fused] == [""] * expected.fusable, report
+    read = expected.fusable - expected.unread
+    assert [item.note for item in report.fused] == [""] * read, report
     counts = (len(report.declined), len(report.refused), len(report.plain))
-    assert counts == (expected.look_alikes, 0, expected.plain), report
+    assert counts == (expected.look_alikes + expected.unread, 0, expected.plain), report
     assert all(expected.reason in item.reason and item.node for item in report.declined)
     kinds = [canonical_operator(node) or node.op_type for node in model.graph]
-    assert kinds.count("QKNormAttention") == expected.fusable
+    assert kinds.count("QKNormAttention") == read
     assert "RotaryEmbedding" not in kinds or expected.look_alikes or expected.plain
-    if expected.fusable:
+    if read and name not in ILL_CONDITIONED:
         for sizes in ({"batch": 3, "seq": 13, "kv": 5, "txt": 4, "patches": 9}, {"batch": 1, "seq": 3, "kv": 2}):
             assert_parity(model, source, sizes=sizes)
 

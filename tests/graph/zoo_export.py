@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch.utils import _pytree as pytree
 
 from qknorm_onnx.errors import ExportError
 from qknorm_onnx.graph.fusion_report import FusionReport
@@ -78,10 +79,10 @@ def assert_in_order(model: ir.Model) -> None:
 def assert_parity(model: ir.Model, source: Exported, *, sizes: dict[str, int]) -> None:
     """The graph's error against float64 is at most twice that of PyTorch in float32, at other sizes than the exported ones."""
     inputs = resized(source, sizes)
-    outputs = run(model, {name: tensor.numpy() for name, tensor in inputs.items()})
+    outputs = run(model, feeds(inputs))
     with torch.no_grad(), mended(source.module, keep_cache=False):
         own = source.module(**inputs).numpy()
-        double = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
+        double = pytree.tree_map(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, inputs)
         source.module.double()
         try:
             exact = source.module(**double).numpy()
@@ -107,16 +108,27 @@ def resized(source: Exported, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
     out = {}
     for name, tensor in source.kwargs.items():
         axes = source.axes.get(name, {})
-        shape = [sizes.get(axes.get(axis, ""), size) for axis, size in enumerate(tensor.shape)]
-        if not axes:
+        if not axes:  # also lists of tensors
             out[name] = tensor
-        elif tensor.is_floating_point():
+            continue
+        shape = [sizes.get(axes.get(axis, ""), size) for axis, size in enumerate(tensor.shape)]
+        if tensor.is_floating_point():
             out[name] = torch.randn(shape, generator=generator)
         elif tensor.dtype == torch.bool:
             out[name] = torch.ones(shape, dtype=torch.bool)
         else:
             out[name] = torch.randint(5, 100, shape, generator=generator)
     return out
+
+
+def feeds(inputs: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Graph inputs by name; the tensors of a list have its name and their place."""
+    lists = {name: value if isinstance(value, list) else [value] for name, value in inputs.items()}
+    return {
+        f"{name}.{place}" if isinstance(inputs[name], list) else name: tensor.numpy()
+        for name, tensors in lists.items()
+        for place, tensor in enumerate(tensors)
+    }
 
 
 def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:

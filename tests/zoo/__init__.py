@@ -5,13 +5,13 @@
 (library, family, norm, axis, order, rope, scale, mask, extras, attn_impl, cache). `attention` is the implementation that
 transformers is asked for, "eager" or "sdpa"; models that have only the first one say so in their tag `attn_impl`.
 
-Names without a prefix are classes of transformers with a tiny configuration, `h_` is attention written by hand. Those with
-`NOT` in them, and some others (tools/zoo_facts.py), look alike and are no QK-Norm attention.
+Names without a prefix are classes of transformers with a tiny configuration, `d_` is one of diffusers, `h_` attention written by
+hand. Those with `NOT` in them, and some others (tools/zoo_facts.py), look alike and are no QK-Norm attention.
 """
 
 from __future__ import annotations
 
-from tests.zoo import attention_modules, encoders, handwritten, other_decoders, rms_decoders, streams
+from tests.zoo import attention_modules, diffusion, encoders, handwritten, other_decoders, rms_decoders, streams, videos
 from tests.zoo.attention_block import Attn
 from tests.zoo.cached_decode import build_with_cache
 from tests.zoo.entries import Entries
@@ -19,4 +19,13 @@ from tests.zoo.norm_modules import L2, NGPT, LNb, Tau
 
 __all__ = ["L2", "NGPT", "ZOO", "Attn", "LNb", "Tau", "build_with_cache"]
 
-ZOO: Entries = rms_decoders.ZOO | other_decoders.ZOO | encoders.ZOO | attention_modules.ZOO | handwritten.ZOO | streams.ZOO
+ZOO: Entries = (
+    rms_decoders.ZOO
+    | other_decoders.ZOO
+    | encoders.ZOO
+    | attention_modules.ZOO
+    | handwritten.ZOO
+    | streams.ZOO
+    | diffusion.ZOO
+    | videos.ZOO
+)
