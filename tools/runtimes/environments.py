@@ -62,18 +62,22 @@ RUNTIMES: Final = (
 
 def make(runtime: Runtime) -> None:
     """Install the environment of `runtime`, unless it is there."""
-    done = runtime.folder / ".installed"
-    pins = PINS / runtime.pins
+    install(PINS / runtime.pins, runtime.folder)
+
+
+def install(pins: pathlib.Path, folder: pathlib.Path) -> None:
+    """Make an environment of `pins` in `folder`, unless it is there."""
+    done = folder / ".installed"
     if done.is_file() and done.read_text() == pins.read_text():
         return
-    runtime.folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     if pins.suffix == ".json":
-        (runtime.folder / "package.json").write_text(pins.read_text())
+        (folder / "package.json").write_text(pins.read_text())
         # Without scripts: those of packages like this one download binaries that WebAssembly does not need.
-        subprocess.run(["npm", "install", "--ignore-scripts", "--no-fund", "--no-audit"], cwd=runtime.folder, check=True)
+        subprocess.run(["npm", "install", "--ignore-scripts", "--no-fund", "--no-audit"], cwd=folder, check=True)
     else:
-        subprocess.run([sys.executable, "-m", "venv", str(runtime.folder)], check=True)
-        pip = [str(runtime.folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
         subprocess.run([*pip, "install", "-r", str(pins)], check=True)
     done.write_text(pins.read_text())
 

@@ -50,6 +50,10 @@ BETWEEN = frozenset(
 NORMS_OF_ROWS = frozenset({"ReduceL2", "ReduceSumSquare", "LpNormalization"})
 HINT = "write the scores as a matrix product of (batch, heads, positions, values), then softmax, then a matrix product"
 STEP_HINT = "only scale, clamp, soft cap, masks and sinks may stand there: leave it out, or move it"
+QUANTISED_HINT = (
+    "its products are quantised, and one node would not be: quantise products with weights only (nodes_to_exclude names the "
+    "others), or fuse the file before it is quantised"
+)
 SOFTMAX_HINT = "write it as one Softmax over the last axis; what is added to its sum, as a sink appended to the logits"
 QUERIES = "its softmax does not run over the keys, along which its product with the values sums"
 QUERIES_HINT = "this is not softmax attention: take the softmax over the keys, if that was meant"
@@ -105,7 +109,8 @@ def _refusal(node: ir.Node, path: ScorePath, after: tuple[ir.Node, ...]) -> Unre
     for steps, place in ((path.steps, "its logits and its softmax"), (after[:-1], "its softmax and the product with its values")):
         odd = next((step for step in steps if step.op_type not in BETWEEN), None) if node.op_type == "Softmax" else None
         if odd is not None:
-            return Unreadable(f"{odd.op_type} stands between {place}", odd, STEP_HINT)
+            hint = QUANTISED_HINT if odd.op_type in ("QuantizeLinear", "DequantizeLinear") else STEP_HINT
+            return Unreadable(f"{odd.op_type} stands between {place}", odd, hint)
     for product, what in ((path.node, "its scores are"), (after[-1], "its product with the values is")):
         if product.op_type == "ReduceSum":
             return Unreadable(f"{what} written as a ReduceSum over products of single values", product, HINT)

@@ -38,7 +38,10 @@ FACTORS: Final = {
 }
 READ: Final = frozenset({"MatMul", "Einsum", "Softmax", "LogSoftmax"})
 CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose", "ConvInteger", "QLinearConv"})  # projections, as products with weights
-HINT: Final = "quantise the weights of projections only (MatMulConstBOnly), or fuse the file before it is quantised or optimised"
+HINT: Final = (
+    "quantise the weights of projections only (nodes_to_exclude names other products), "
+    "or fuse the file before it is quantised or optimised"
+)
 FORM: Final = "its softmax stands between two products in a form that is not known"
 FORM_HINT: Final = "write the scores as a matrix product of (batch, heads, positions, values), with a softmax over the last axis"
 

@@ -1,0 +1,75 @@
+"""What was found of each file, as values and as JSON, and the table of docs/coverage.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal
+
+from tools.foreign.catalogue import GIVEN, IMPLEMENTATIONS, NONE, TOOLS, Source, Tool, files_of
+
+RESULTS: Final = pathlib.Path(__file__).with_name("results.json")
+Verdict = Literal["ok", "wrong", "does not load", "not written", "error"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One file: how many of its attentions are fused, and whether it computes the same afterwards.
+
+    "ok": all attentions are in the report, those that are fused are proven, and `difference` (over the largest value) is
+    within bounds. "does not load": onnxruntime refuses the file itself. "not written": the tool does.
+    """
+
+    attentions: int
+    verdict: Verdict
+    fused: int = 0
+    difference: float = 0.0
+    reason: str = ""
+
+
+def stored() -> dict[str, dict[str, Any]]:
+    """What was measured before: tool, then file."""
+    return json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+
+
+def with_cell(results: Mapping[str, Mapping[str, Any]], tool: Tool, source: Source, cell: Cell) -> dict[str, Mapping[str, Any]]:
+    """The results with this cell."""
+    return {**results, tool.key: {**results.get(tool.key, {}), source.name: dataclasses.asdict(cell)}}
+
+
+def cells_of(tool: Tool) -> Iterator[tuple[Source, Cell]]:
+    """The files of a tool, each with what was found of it. KeyError for one that was not measured."""
+    found = stored()[tool.key]
+    for source in files_of(tool):
+        yield source, Cell(**found[source.name])
+
+
+def rows() -> Iterator[list[str]]:
+    """A row for each tool; the exporter's own files have one for each model."""
+    for model in IMPLEMENTATIONS:
+        cells = [cell for source, cell in cells_of(NONE) if source.model == model]
+        yield [NONE.label, f"`{model}`, {len(cells)} files", *_counts(cells)]
+    for tool in TOOLS:
+        if tool is not NONE:
+            cells = [cell for _, cell in cells_of(tool)]
+            yield [tool.label, f"{len(GIVEN)} files", *_counts(cells)]
+    every = [cell for tool in TOOLS for _, cell in cells_of(tool)]
+    yield ["all", f"{len(every)} files", *_counts(every)]
+
+
+def _counts(cells: list[Cell]) -> tuple[str, str, str]:
+    loading = [cell for cell in cells if cell.verdict not in ("does not load", "not written")]
+    fused, attentions = sum(cell.fused for cell in loading), sum(cell.attentions for cell in loading)
+    share = f" ({fused / attentions:.1%})" if attentions else ""
+    right = f"{sum(cell.verdict == 'ok' for cell in loading)} of {len(loading)}"
+    said = [f"{len(cells) - len(loading)} that {_unusable(cells)}"] if len(loading) < len(cells) else []
+    said += sorted({cell.reason for cell in loading if cell.reason})
+    return f"{fused} of {attentions}{share}", right, "; ".join(said)
+
+
+def _unusable(cells: list[Cell]) -> str:
+    verdicts = sorted({cell.verdict for cell in cells} & {"does not load", "not written"})
+    words = {"does not load": "onnxruntime itself does not load", "not written": "the tool did not write"}
+    return " or ".join(words[verdict] for verdict in verdicts)
