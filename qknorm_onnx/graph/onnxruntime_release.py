@@ -38,6 +38,10 @@ GROUPED_ATTRIBUTES: Final = {
 MULTI_BIAS: Final = 5
 MULTI_BIAS_SINCE: Final = (1, 21)
 
+# What older releases load as well, and misread.
+_OF_MULTI_BIAS: Final = "MultiHeadAttention with attention_bias"
+_MISREAD: Final = frozenset({f"GroupQueryAttention with the attribute {_WINDOW}", _OF_MULTI_BIAS})
+
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Release:
@@ -146,7 +150,7 @@ def _reasons(model: ir.Model, opset: int) -> Iterator[tuple[str, tuple[int, int]
         if (node.domain, node.op_type) == (CONTRIB_DOMAIN, "MultiHeadAttention") and any(
             node.inputs[MULTI_BIAS : MULTI_BIAS + 1]
         ):
-            yield "MultiHeadAttention with attention_bias", MULTI_BIAS_SINCE
+            yield _OF_MULTI_BIAS, MULTI_BIAS_SINCE
         if node.domain == DOMAIN and operator_of(node.op_type) and node.op_identifier() not in model.functions:
             yield "the qknorm-onnx kernel library", LIBRARY_SINCE
     yield f"ONNX opset {opset}", _since(lambda release: release.opset >= opset)
@@ -164,14 +168,17 @@ def grouped_reasons(node: ir.Node) -> Iterator[tuple[str, tuple[int, int]]]:
             yield f"GroupQueryAttention with the attribute {name}", GROUPED_ATTRIBUTES[name]
 
 
-def keep_from_misreading(model: ir.Model) -> None:
+def keep_from_misreading(model: ir.Model, *, release: Release | None) -> None:
     """Raise the IR version so that releases which would load `model` and compute something else refuse it.
 
-    Before 1.24 GroupQueryAttention's window is one key wider, without a word.
+    Before 1.24 GroupQueryAttention's window is one key wider, and 1.20 reads a bias of MultiHeadAttention wrongly; neither
+    says a word. A file that was asked for `release` stays one that it loads.
     """
-    if any(reason == f"GroupQueryAttention with the attribute {_WINDOW}" for reason, _ in _reasons(model, 1)):
-        known = max(release.ir_version for release in RELEASES if release.version < GROUPED_ATTRIBUTES[_WINDOW])
-        model.ir_version = max(model.ir_version, known + 1)
+    for reason, since in dict(_reasons(model, 1)).items():
+        if reason in _MISREAD and since is not None:
+            known = max(older.ir_version for older in RELEASES if older.version < since)
+            if release is None or release.ir_version > known:
+                model.ir_version = max(model.ir_version, known + 1)
 
 
 def _since(loads: Callable[[Release], bool]) -> tuple[int, int] | None:

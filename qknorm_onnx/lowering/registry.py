@@ -81,7 +81,7 @@ def lower(model: ir.Model, *, target: str, provider: str, for_onnxruntime: Relea
         outcomes.append(_lower_node(node, around, request, target=target))
     AttachBodiesPass()(model)
     _import_contrib(model)
-    keep_from_misreading(model)
+    keep_from_misreading(model, release=for_onnxruntime)
     return tuple(outcomes)
 
 

@@ -78,6 +78,7 @@ def why(file: ModelFile, runtime: str, cell: Cell) -> str:
         "Opset 23 is under development": "ONNX opset 23 is there from onnxruntime 1.23 on",
         "input size 17": "GroupQueryAttention has `query_seqlens`, its 17th input, from onnxruntime 1.32 on",
         "input size 11": "GroupQueryAttention has `attention_bias` from onnxruntime 1.22 on",
+        "IR version: 11": "its IR version keeps it from 1.20, which misreads a bias of MultiHeadAttention that heads share",
         "IR version: 12": "its IR version keeps it from releases before 1.24, which compute a window one key wider",
         SIZES_IN_CUMSUM: "tract's CumSum takes no sizes, and the model computes the mask of its chunks with one",
         "Mask must be floating point": "tract takes no bool mask in torch's attention of the layers without a norm",
