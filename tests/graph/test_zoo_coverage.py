@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qknorm_onnx.graph.canonical.qk_norm_node import canonical_operator
-from tests.graph.zoo_export import assert_parity, exported, fused
+from tests.graph.zoo_export import assert_no_worse, assert_parity, exported, fused
 from tools.zoo_facts import LOOK_ALIKES, NOT_EXPORTED, facts, named_entries
 
 # Exported by other tests of the default run, or twins of entries that are.
@@ -18,9 +18,9 @@ QUICK = {
     "stablelm_qk",
     "zaya",
 } - {"olmoe_clip"}
-# Its rotary angles go up to 15708 in float32, where a unit is 1e-3: tables that are computed in another order differ by so much,
-# which the error of one run of PyTorch does not show. `qk.validate` judges it in test_coverage_table.py.
-ILL_CONDITIONED = {"d_ltx"}
+# Angles of hundreds to 15708 in float32, of timesteps and rotary tables: onnxruntime's and PyTorch's differ by more than one run
+# of PyTorch is off. The graph before fusion has the same error; `qk.validate` judges these in test_coverage_table.py.
+LARGE_ANGLES = {"d_acestep", "d_ltx", "d_zimage"}
 CONFIGURATIONS = [("sdpa", 20), ("eager", 20), ("sdpa", 23), ("sdpa", 25)]
 
 
@@ -36,7 +36,10 @@ def check(zoo, name, attention, opset):
     kinds = [canonical_operator(node) or node.op_type for node in model.graph]
     assert kinds.count("QKNormAttention") == read
     assert "RotaryEmbedding" not in kinds or expected.look_alikes or expected.plain
-    if read and name not in ILL_CONDITIONED:
+    if name in LARGE_ANGLES:
+        if opset < 23:  # onnxruntime does not run every Attention node of the graph before fusion
+            assert_no_worse(model, source)
+    elif read:
         for sizes in ({"batch": 3, "seq": 13, "kv": 5, "txt": 4, "patches": 9}, {"batch": 1, "seq": 3, "kv": 2}):
             assert_parity(model, source, sizes=sizes)
 
