@@ -171,6 +171,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     **{name: functools.partial(_measured, make) for name, make in coverage_table.TABLES.items()},
 }
 
+NO_PLACE: Final = "put the lines `<!-- generated: {name} -->` and `<!-- end of {name} -->` into the text that it belongs to"
 BLOCK: Final = re.compile(r"<!-- generated: (?P<name>[^>]+) -->\n.*?<!-- end of (?P=name) -->", flags=re.DOTALL)
 
 
@@ -185,7 +186,8 @@ def main() -> int:
     used = {match["name"] for text in texts.values() for match in BLOCK.finditer(text)}
     missing = set(TABLES) - used
     if missing:
-        print(f"no document holds: {', '.join(sorted(missing))}")
+        for name in sorted(missing):
+            print(f"no document holds the table {name!r}: {NO_PLACE.format(name=name)}")
         return 1
     stale = {path: with_tables(text) for path, text in texts.items() if with_tables(text) != text}
     if "--check" in sys.argv[1:]:

@@ -318,6 +318,18 @@ spec::RotaryOrder order_of(const Attributes& checked) {
   return static_cast<spec::RotaryOrder>(checked.rotary_order);
 }
 
+// Why a kind of norm has no CUDA kernel; one that has none is refused here, in the words of spec/cuda_support.py.
+std::string refuse_norm(int64_t checked) {
+  switch (static_cast<spec::NormKind>(checked)) {
+    case spec::NormKind::kNone:
+    case spec::NormKind::kRms:
+    case spec::NormKind::kLayer:
+    case spec::NormKind::kL2:
+      return "";
+  }
+  return "this kind of norm has no CUDA kernel";
+}
+
 std::string refuse_dtype(int64_t dtype) {
   return dtype == QKNORM_DOUBLE ? "the CUDA kernels compute in float32: float64 has none" : "";
 }
@@ -335,12 +347,15 @@ std::string refusal(const spec::AttentionAttributes& a, int64_t dtype) {
   if (reason.empty() && needs_float64(static_cast<spec::SoftmaxPrecision>(a.softmax_precision))) {
     reason = "the CUDA kernels compute the softmax in float32: softmax_precision 'float64' has none";
   }
+  if (reason.empty()) reason = refuse_norm(a.q_norm);
+  if (reason.empty()) reason = refuse_norm(a.k_norm);
   return reason.empty() ? refuse_rotary(order_of(a), a.rotary_interleaved, a.rotary_offset, a.norm_groups) : reason;
 }
 
 std::string refusal(const spec::RotaryAttributes& a, int64_t dtype) {
   std::string reason = check_attributes(a);
   if (reason.empty()) reason = refuse_dtype(dtype);
+  if (reason.empty()) reason = refuse_norm(a.norm);
   return reason.empty() ? refuse_rotary(order_of(a), a.rotary_interleaved, a.rotary_offset, a.norm_groups) : reason;
 }
 

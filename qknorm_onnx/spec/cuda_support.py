@@ -7,9 +7,9 @@ The launcher (`custom_ops/ort/cuda_attention.cc`) has the same rules and says th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, assert_never
 
-from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec, needs_float64, rotates, rotates_before_norm
+from qknorm_onnx.spec.qk_norm_spec import NormKind, QKNormRotarySpec, QKNormSpec, needs_float64, rotates, rotates_before_norm
 from qknorm_onnx.spec.signature import ATTENTION_OP, KERNEL_DTYPES, Dtype
 
 CUDA_DTYPES: Final = KERNEL_DTYPES[ATTENTION_OP, "cuda"]
@@ -29,6 +29,9 @@ def cuda_refusal(spec: QKNormSpec | QKNormRotarySpec, *, dtype: Dtype, head_size
         return f"the CUDA kernels compute in float32: {dtype} has none"
     if isinstance(spec, QKNormSpec) and needs_float64(spec.attention.softmax_precision):
         return "the CUDA kernels compute the softmax in float32: softmax_precision 'float64' has none"
+    for kind in _kinds(spec):
+        if (reason := _kind_refusal(kind)) is not None:
+            return reason
     if rotates(spec.rotary.order) and spec.rotary.interleaved and spec.rotary.offset % 2:
         return f"interleaved rotary pairs from the odd offset {spec.rotary.offset} have no CUDA kernel"
     if rotates_before_norm(spec.rotary.order) and _groups(spec) > 1:
@@ -37,6 +40,19 @@ def cuda_refusal(spec: QKNormSpec | QKNormRotarySpec, *, dtype: Dtype, head_size
     if too_large:
         return f"a head of {max(too_large)} values has no CUDA kernel: {LARGEST_HEAD} is the largest"
     return None
+
+
+def _kind_refusal(kind: NormKind) -> str | None:
+    """Why a kind of norm has no CUDA kernel: a new kind is refused here, or has its flags in `triton_arguments.py`."""
+    match kind:
+        case "none" | "rms" | "layer" | "l2":
+            return None
+        case _:
+            assert_never(kind)
+
+
+def _kinds(spec: QKNormSpec | QKNormRotarySpec) -> tuple[NormKind, ...]:
+    return (spec.norm.q_kind, spec.norm.k_kind) if isinstance(spec, QKNormSpec) else (spec.kind,)
 
 
 def _groups(spec: QKNormSpec | QKNormRotarySpec) -> int:

@@ -98,6 +98,7 @@ def triton_flags(case: Case) -> None:
 # Where each consumer has a meaning for the field, whatever the spec's own check says; the others do not compute it.
 EVERY = frozenset(CHOICES)
 EXACT = EVERY - {"norm_weight_order", "softmax_precision"}  # the reference rounds nowhere
+OF_CUDA = frozenset({"q_norm", "k_norm", "rotary_order", "softmax_precision"})
 CONSUMERS: dict[str, tuple[Callable[[Case], object], frozenset[str]]] = {
     "reference": (lambda case: qk_norm_attention(case.spec, case.inputs), EXACT),
     "shape inference": (
@@ -106,7 +107,10 @@ CONSUMERS: dict[str, tuple[Callable[[Case], object], frozenset[str]]] = {
     ),
     "canonical": (lambda case: canonical(case.spec, dtype="float16"), EXACT - {"norm_axis"}),
     "one line": (lambda case: one_line(case.spec), EXACT),
-    "cuda refusal": (lambda case: cuda_refusal(case.spec, dtype="float32"), frozenset({"rotary_order", "softmax_precision"})),
+    "cuda refusal": (
+        lambda case: cuda_refusal(case.spec, dtype="float32"),
+        EXACT - {"norm_axis", "epsilon_mode"} | {"softmax_precision"},
+    ),
     "triton arguments": (triton_flags, EVERY),
     "eager": (lambda case: eager.attention(case.spec, tensors_of(case)), EVERY),
     "torch operator": (lambda case: torch_operator(case.spec, **tensors_of(case)), EVERY),
@@ -252,6 +256,7 @@ class TestNativeLibrary:
 NAMED_BY_MYPY = {
     "NormKind": {
         "spec/qk_norm_spec.py",
+        "spec/cuda_support.py",
         "spec/reference.py",
         "graph/canonical/body_norm.py",
         "graph/recognise/norms/norm.py",
@@ -302,6 +307,7 @@ NAMED_BY_COMPILER = {
     "kernels/cpu/isa/norm_stage.h": {"NormKind", "EpsilonMode"},
     "kernels/cpu/check.cc": {"NormKind", "EpsilonMode"},
     "ort/cuda_arguments.cc": {"NormKind", "EpsilonMode", "RotaryOrder"},
+    "ort/cuda_attention.cc": {"NormKind"},
 }
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from qknorm_onnx.custom_ops.kernels.cuda.image_set import PADDED_HEADS
 from qknorm_onnx.spec.cuda_support import LARGEST_HEAD, cuda_refusal
-from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec
+from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormKind, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec
 from qknorm_onnx.spec.signature import DTYPES
 from tests.native.kernel_call import ELEMENT_CODES, NUMPY_TYPES, KernelError, Message, pack_attributes
 
@@ -18,6 +19,7 @@ ROTARIES = [
     RotarySpec(order=order, interleaved=interleaved, embedding_dim=4, offset=offset)
     for order, interleaved, offset in itertools.product(("none", "after_norm", "before_norm"), (False, True), range(4))
 ]
+KINDS = get_args(NormKind)
 HEADS = (16, LARGEST_HEAD, LARGEST_HEAD + 2)
 
 
@@ -51,6 +53,23 @@ def test_attention(driver, dtype):
         if expected is None or "a head of" not in expected:  # what is asked for when the session is made knows no sizes
             assert asked(driver, spec, dtype) == expected
     assert len(outcomes) == (1 if dtype == "float64" else 6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", ["q", "k"])
+def test_every_kind_of_norm(driver, kind, side):
+    """A kind without a kernel is refused on both sides and alone, in one sentence: by the spec's rules and by the launcher."""
+    driver.runs_kernels = False
+    kinds = {f"{other}_kind": kind if other == side else "rms" for other in "qk"}
+    spec = QKNormSpec(
+        attention=AttentionSpec(q_num_heads=2, kv_num_heads=1, scale=0.5), norm=NormSpec(**kinds, epsilon_mode="clamp")
+    )
+    inputs = {name: np.ones((1, 1, width), np.float32) for name, width in {"query": 32, "key": 16, "value": 16}.items()}
+    expected = cuda_refusal(spec, dtype="float32", head_sizes=(16, 16))
+    hint = f"say what {kind!r} is in cuda_support.py and in refuse_norm of cuda_attention.cc"
+    assert said(driver.attention, spec, inputs) == asked(driver, spec, "float32") == expected, hint
+    alone = QKNormRotarySpec(num_heads=3, kind=kind, epsilon_mode="clamp")
+    assert said(driver.rotary, alone, {"x": np.ones((2, 1, 48), np.float32)}) == cuda_refusal(alone, dtype="float32"), hint
 
 
 def asked(driver, spec, dtype):

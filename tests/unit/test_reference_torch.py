@@ -274,15 +274,22 @@ def torch_norm(spec: QKNormRotarySpec, x: Any) -> Any:
     batch, heads, length, size = x.shape
     rows = x.transpose(1, 2).reshape(batch, length, 1 if spec.axis == "hidden" else heads, -1)
     rows = rows.unflatten(-1, (spec.groups, -1))
+    count = rows.shape[-1]
+    match spec.kind:
+        case "l2":
+            root_of_count = 1.0
+        case "rms" | "layer":
+            root_of_count = math.sqrt(count)
+        case _:
+            pytest.fail(f"write the norm {spec.kind!r} with PyTorch's functions here, in torch_norm")
     if spec.kind == "layer":
         rows = rows - rows.mean(-1, keepdim=True)
-    count = rows.shape[-1]
     if spec.kind == "l2" and spec.epsilon_mode == "clamp":
         rows = functional.normalize(rows, dim=-1, eps=spec.epsilon)
     elif spec.epsilon_mode == "inside_sqrt":
         rows = functional.rms_norm(rows, (count,), eps=spec.epsilon)
     else:
-        root = torch.linalg.vector_norm(rows, dim=-1, keepdim=True) / (1 if spec.kind == "l2" else math.sqrt(count))
+        root = torch.linalg.vector_norm(rows, dim=-1, keepdim=True) / root_of_count
         rows = rows / (root.clamp_min(spec.epsilon) if spec.epsilon_mode == "clamp" else root + spec.epsilon)
     return rows.reshape(batch, length, heads, size).transpose(1, 2)
 

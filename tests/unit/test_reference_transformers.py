@@ -84,6 +84,14 @@ FAMILIES = (
         gains(offset=1.0),
     ),
     Family("olmo2", "olmo2", "Olmo2Config", "Olmo2Attention", {"rms_norm_eps": 1e-5}, gains()),
+    Family(
+        "olmo3-sliding",
+        "olmo3",
+        "Olmo3Config",
+        "Olmo3Attention",
+        {"rms_norm_eps": 1e-5, "sliding_window": 4, "layer_types": ["sliding_attention"] * 2},
+        gains(),
+    ),
     Family("command-r-plus", "cohere", "CohereConfig", "CohereAttention", {"use_qk_norm": True}, gains(), tables="pairs"),
     Family("chameleon", "chameleon", "ChameleonConfig", "ChameleonAttention", {"model_parallel_size": 1}, gains()),
     Family(

@@ -58,7 +58,7 @@ def instead(file: ModelFile, runtime: str, cell: Cell) -> str:
 
 
 def markdown(target: str) -> str:
-    """One table for a target, and below it a line for each kind of failure."""
+    """One table for a target, and below it a line for each kind of failure; one sentence where nothing was measured."""
     header = ["model", "type", *(runtime.name for runtime in RUNTIMES)]
     lines = [header, ["---"] * len(header)]
     numbers: dict[str, int] = {}
@@ -68,6 +68,8 @@ def markdown(target: str) -> str:
             note = f"{why(file, runtime, cell)}: use {instead(file, runtime, cell)}"
             line.append("ok" if cell.verdict == "ok" else f"{cell.verdict} ({numbers.setdefault(note, len(numbers) + 1)})")
         lines.append(line)
+    if len(lines) == 2:
+        return "Not measured yet: `python -m tools.runtimes.measure`."
     text = ["| " + " | ".join(line) + " |" for line in lines]
     return "\n".join([*text, *(f"\n({number}) {note}" for note, number in numbers.items())])
 

@@ -80,6 +80,19 @@ _NORM_THEN_ROTARY: Final[tuple[Variant, ...]] = (
         inputs=(*norm_gains("H*D"), *rotary_tables()),
     ),
     Variant(
+        name="olmo3-sliding",
+        spec=QKNormSpec(
+            attention=causal_attention(6, 3, 1 / math.sqrt(10), window=4),
+            norm=NormSpec(q_kind="rms", k_kind="rms", axis="hidden", q_epsilon=1e-5, k_epsilon=1e-5),
+            rotary=_AFTER_NORM,
+        ),
+        head_size=10,
+        summary="as OLMo 2; three of four layers of OLMo 3 have a window, here of four tokens",
+        source=transformers_source("olmo3"),
+        version=TRANSFORMERS_VERSION,
+        inputs=(*norm_gains("H*D"), *rotary_tables()),
+    ),
+    Variant(
         name="minimax-m2",
         spec=QKNormSpec(
             attention=causal_attention(6, 1, 1 / math.sqrt(12)),

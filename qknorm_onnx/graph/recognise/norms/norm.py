@@ -20,7 +20,7 @@ from qknorm_onnx.graph.walk.broadcasts import unrepeated
 from qknorm_onnx.graph.walk.constants import attribute_float, attribute_int, input_of, producer, rank_of
 from qknorm_onnx.graph.walk.layout import dims_of, letters_of, same_size
 from qknorm_onnx.graph.walk.readings import first_answer
-from qknorm_onnx.spec.qk_norm_spec import NormAxis, NormKind, spans_heads
+from qknorm_onnx.spec.qk_norm_spec import EpsilonMode, NormAxis, NormKind, spans_heads
 
 CENTRED_HINT = "divide by the root of the mean of squares, as LayerNorm does, and put the factor into the weight"
 FIXED_HINT = "export with a fixed size of the heads"
@@ -177,15 +177,20 @@ def _as_norm(size: RowSize, axis: NormAxis, located: Located, *, centred: bool, 
     size = dataclasses.replace(
         size, inside=size.inside / size.ratio, least=size.least / root, added=size.added / root, factor=size.factor / root
     )
-    if centred and size.statistic == "sum":
-        return Unreadable("its values are centred and then divided by their L2 norm", node, CENTRED_HINT)
-    if size.statistic == "mean":
-        kind: NormKind = "layer" if centred else "rms"
-        if size.least:
-            return Norm(kind=kind, axis=axis, epsilon=size.least, mode="clamp", weight_factor=size.factor, node=node)
-        if size.added:
-            return Norm(kind=kind, axis=axis, epsilon=size.added, mode="outside_sqrt", weight_factor=size.factor, node=node)
-        return Norm(kind=kind, axis=axis, epsilon=size.inside, mode="inside_sqrt", weight_factor=size.factor, node=node)
+    match size.statistic:
+        case "mean":
+            epsilon, mode = _epsilon_of(size)
+            kind: NormKind = "layer" if centred else "rms"
+            return Norm(kind=kind, axis=axis, epsilon=epsilon, mode=mode, weight_factor=size.factor, node=node)
+        case "sum" if centred:
+            return Unreadable("its values are centred and then divided by their L2 norm", node, CENTRED_HINT)
+        case "sum":
+            return _of_sum(size, axis, located, node=node)
+        case _:
+            assert_never(size.statistic)
+
+
+def _of_sum(size: RowSize, axis: NormAxis, located: Located, *, node: ir.Node) -> Norm | Unreadable:
     if size.inside:
         count = _row_length(located, axis)
         if count is None:
@@ -196,6 +201,12 @@ def _as_norm(size: RowSize, axis: NormAxis, located: Located, *, centred: bool, 
     if size.added:
         return Norm(kind="l2", axis=axis, epsilon=size.added, mode="outside_sqrt", weight_factor=size.factor, node=node)
     return Norm(kind="l2", axis=axis, epsilon=size.least, mode="clamp", weight_factor=size.factor, node=node)
+
+
+def _epsilon_of(size: RowSize) -> tuple[float, EpsilonMode]:
+    if size.least:
+        return size.least, "clamp"
+    return (size.added, "outside_sqrt") if size.added else (size.inside, "inside_sqrt")
 
 
 def _row_length(located: Located, axis: NormAxis) -> int | None:

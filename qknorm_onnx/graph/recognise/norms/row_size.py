@@ -21,6 +21,8 @@ from qknorm_onnx.graph.walk.constants import (
 from qknorm_onnx.graph.walk.layout import dims_of
 from qknorm_onnx.graph.walk.limits import ROW_SIZE_STEPS
 
+Statistic = Literal["mean", "sum"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowSize:
@@ -31,7 +33,7 @@ class RowSize:
     were, by a Reshape.
     """
 
-    statistic: Literal["mean", "sum"]
+    statistic: Statistic
     row: ir.Value
     axes: tuple[int, ...]
     centred: bool = False
@@ -127,7 +129,7 @@ def squared(value: ir.Value | None) -> ir.Value | None:
     return first if first is second else None
 
 
-def _reduced(node: ir.Node, statistic: Literal["mean", "sum"], row: ir.Value | None) -> RowSize | None:
+def _reduced(node: ir.Node, statistic: Statistic, row: ir.Value | None) -> RowSize | None:
     axes = attribute_or_input(node, "axes", 1)
     source = input_of(node, 0)
     rank = rank_of(source) if source is not None else None

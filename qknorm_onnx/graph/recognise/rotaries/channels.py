@@ -69,8 +69,7 @@ class ChannelReader:
         node = value.producer()
         if node is None or depth == 0:
             return None
-        # The other inputs of operators with one data input are shapes and indices, which may well depend on x's shape.
-        data = node.inputs if node.op_type in SEVERAL_OPERANDS else node.inputs[:1]
+        data = node.inputs if (node.domain, node.op_type) in OF_ALL_OPERANDS else node.inputs[:1]
         operands = [self.read(operand, depth - 1) for operand in data]
         if all(operand is None for operand in operands):
             return None
@@ -316,15 +315,18 @@ def _dims(value: ir.Value) -> tuple[object, ...]:
     return dims_of(value) or ()
 
 
-SEVERAL_OPERANDS = frozenset(["Add", "Sub", "Mul", "Concat"])
-CHANNEL_RULES: dict[tuple[str, str], Rule] = {
-    ("", "Identity"): _same,
-    ("", "Cast"): _same,
-    ("", "Neg"): _neg,
+# Any operand of these may be computed from x. A rule in the wrong table would not see the others, and leave them out.
+OF_ALL_OPERANDS: dict[tuple[str, str], Rule] = {
     ("", "Add"): _sum,
     ("", "Sub"): _sum,
     ("", "Mul"): _product,
     ("", "Concat"): _concat,
+}
+# Only the first is data; the others are shapes, indices and tables, which may well depend on x's shape.
+OF_FIRST_OPERAND: dict[tuple[str, str], Rule] = {
+    ("", "Identity"): _same,
+    ("", "Cast"): _same,
+    ("", "Neg"): _neg,
     ("", "Slice"): _slice,
     ("", "Split"): _split,
     ("", "Gather"): _gather,
@@ -336,3 +338,4 @@ CHANNEL_RULES: dict[tuple[str, str], Rule] = {
     ("", "ReduceSum"): _reduce_sum,
     ("", "RotaryEmbedding"): _rotary_operator,
 }
+CHANNEL_RULES = OF_ALL_OPERANDS | OF_FIRST_OPERAND
