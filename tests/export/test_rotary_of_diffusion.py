@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import qknorm_onnx as qk
+from qknorm_onnx.torch_export.exporter import export_graph
 
 HEADS, SIZE, TOKENS, TEXT = 4, 6, 9, 4
 
@@ -80,7 +81,7 @@ def projection(rotary):
     return lambda x, cos, sin: split(rotary(x, cos, sin))
 
 
-# (function of the normalised projection, whether pairs are neighbours, rows of the tables)
+# (function of the normalised projection, whether pairs are neighbours)
 FORMS = {
     "projection, a table for each head": (projection(interleaved), True),
     "written at even and odd places": (each_head(written), True),
@@ -157,3 +158,29 @@ def test_writes_into_part_of_a_tensor_are_no_cache(run_model):
     assert "cache" not in miss.reason
     x = torch.randn(2, TOKENS, 10)
     torch.testing.assert_close(run_model(program.model, {"x": x})[0], module(x), rtol=1e-5, atol=1e-5)
+
+
+def squared(x, cos, sin):
+    """No rotary embedding: squares of what an index of an axis picks."""
+    pairs = split(x).unflatten(-1, (-1, 2))
+    return torch.stack([pairs[..., 0] ** 2, pairs[..., 1] ** 2], dim=-1).flatten(-2)
+
+
+def test_norm_behind_an_index_is_seen():
+    (miss,) = qk.export(Attention(squared).eval(), (torch.randn(2, TOKENS, 10),)).report.declined
+    assert "norm" in miss.reason.lower() or "ReduceMean" in miss.reason
+
+
+class Repeated(nn.Module):
+    """Heads repeated by a number that is kept in a tensor (Cosmos)."""
+
+    def forward(self, x, y):
+        count = torch.tensor(x.shape[1]) // torch.tensor(y.shape[1])
+        return x + y.repeat_interleave(count, dim=1) + torch.repeat_interleave(y, repeats=count, dim=1)
+
+
+def test_repeats_by_a_tensor_of_one_number(run_model):
+    x, y = torch.randn(2, 6, 3), torch.randn(2, 2, 3)
+    model, _ = export_graph(Repeated(), (x, y))
+    assert list(model.graph.outputs[0].shape) == [2, 6, 3]
+    torch.testing.assert_close(run_model(model, {"x": x, "y": y})[0], Repeated()(x, y))
