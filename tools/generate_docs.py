@@ -1,5 +1,5 @@
-"""Writes the tables in README.md and docs/ from the code and tools/coverage.json; with --check only compares (exit code 1 where
-stale).
+"""Writes the tables in README.md and docs/ from the code and what was measured (tools/*.json); with --check only compares (exit
+code 1 where stale).
 
     python -m tools.generate_docs [--check]
 
@@ -32,7 +32,7 @@ from qknorm_onnx.spec.signature import (
 )
 from qknorm_onnx.spec.targets import TARGET_NAMES
 from qknorm_onnx.spec.variants import VARIANTS, Variant
-from tools import coverage_table
+from tools import coverage_table, validation_table
 from tools.lowered_variants import OPSET, ort_on_cuda, outcomes
 from tools.runtimes import table as runtime_table
 from tools.zoo_facts import KNOWN_FAILURES
@@ -169,6 +169,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     **{f"files of target {name}": functools.partial(runtime_table.markdown, name) for name in TARGET_NAMES},
     "what files need": runtime_table.needs,
     **{name: functools.partial(_measured, make) for name, make in coverage_table.TABLES.items()},
+    **validation_table.TABLES,
 }
 
 NO_PLACE: Final = "put the lines `<!-- generated: {name} -->` and `<!-- end of {name} -->` into the text that it belongs to"

@@ -1,8 +1,9 @@
 """Judges every mutant and every honest model, and keeps the counts that docs/validation.md shows.
 
     python -m tests.validation_mutants.measure [MODEL ...] [honest] [mutants]    # all: half an hour on one core
+    python -m tests.validation_mutants.measure --missing                         # what is not in the file yet
 
-Writes the models' entries of tools/validation_counts.json; `python tools/generate_docs.py` makes the tables.
+Writes each entry of tools/validation_counts.json as it comes; `python -m tools.generate_docs` makes the tables.
 """
 
 from __future__ import annotations
@@ -50,11 +51,21 @@ def main(arguments: list[str]) -> None:
     names = [argument for argument in arguments if argument in FORMS] or list(FORMS)
     wanted = [argument for argument in arguments if argument in parts] or list(parts)
     for name, part in ((name, part) for name in names for part in wanted):
-        found = parts[part](name)
-        counts = json.loads(COUNTS.read_text(encoding="utf-8")) if COUNTS.exists() else {}
-        counts[name] = {**counts.get(name, {}), part: found}
-        ordered = {known: counts[known] for known in FORMS if known in counts}
-        COUNTS.write_text(json.dumps(ordered, indent=1).replace("Infinity", '"inf"') + "\n", encoding="utf-8")
+        if "--missing" not in arguments or part not in _counts().get(name, {}):
+            write(name, part, parts[part](name))
+
+
+def _counts() -> dict[str, Any]:
+    counts: dict[str, Any] = json.loads(COUNTS.read_text(encoding="utf-8")) if COUNTS.exists() else {}
+    return counts
+
+
+def write(name: str, part: str, found: Any) -> None:
+    """Put what was found of a model into the file."""
+    counts = _counts()
+    counts[name] = {**counts.get(name, {}), part: found}
+    ordered = {known: counts[known] for known in FORMS if known in counts}
+    COUNTS.write_text(json.dumps(ordered, indent=1).replace("Infinity", '"inf"') + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
