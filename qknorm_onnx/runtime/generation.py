@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,7 +22,13 @@ TokenIds = npt.NDArray[np.int64]
 Feeds = dict[str, npt.NDArray[Any]]
 
 
-def generate(session: onnxruntime.InferenceSession, input_ids: TokenIds, *, max_new_tokens: int) -> TokenIds:
+def generate(
+    session: onnxruntime.InferenceSession,
+    input_ids: TokenIds,
+    *,
+    max_new_tokens: int,
+    sizes: Mapping[str, int] = MappingProxyType({}),
+) -> TokenIds:
     """The most likely continuation, token by token.
 
     Args:
@@ -30,16 +37,17 @@ def generate(session: onnxruntime.InferenceSession, input_ids: TokenIds, *, max_
             `present.{layer}.key | value`.
         input_ids: the prompts (B, S), all of one length.
         max_new_tokens: how many tokens to add.
+        sizes: heads and head sizes of caches that the model only names, by that name: `{"kv_cache_dim": 128}`.
 
     Returns:
         Prompts and continuations, (B, S + max_new_tokens).
 
     Raises:
-        InputError: the model has inputs that are none of the above.
+        InputError: the model has inputs that are none of the above, or a cache of a size that neither it nor `sizes` tells.
     """
     _require_known_inputs(session)
     tokens = np.asarray(input_ids, dtype=np.int64)
-    past = dict(_empty_cache(session, tokens.shape[0]))
+    past = dict(_empty_cache(session, tokens.shape[0], sizes))
     cached = 0
     for _ in range(max_new_tokens):
         outputs = _run(session, tokens[:, cached:], total=tokens.shape[1], past=past)
@@ -64,11 +72,24 @@ def _run(session: onnxruntime.InferenceSession, new_ids: TokenIds, *, total: int
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
-def _empty_cache(session: onnxruntime.InferenceSession, batch: int) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+def _empty_cache(
+    session: onnxruntime.InferenceSession, batch: int, sizes: Mapping[str, int]
+) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     for value in session.get_inputs():
         if value.name.startswith(PAST):
             _, num_heads, _, head_size = value.shape
+            num_heads, head_size = (_known_size(value.name, size, sizes) for size in (num_heads, head_size))
             yield value.name, np.zeros((batch, num_heads, 0, head_size), dtype=NUMPY_TYPES[value.type])
+
+
+def _known_size(name: str, size: int | str | None, sizes: Mapping[str, int]) -> int:
+    known = size if isinstance(size, int) else sizes.get(str(size))
+    if known is None:
+        raise InputError(
+            f"the model does not say how large {size!r} of its input {name!r} is; "
+            f"say it, for example generate(..., sizes={{{str(size)!r}: 128}})"
+        )
+    return known
 
 
 def _require_known_inputs(session: onnxruntime.InferenceSession) -> None:

@@ -13,6 +13,9 @@ import tokenizers
 import torch
 import transformers
 
+import qknorm_onnx as qk
+from qknorm_onnx.errors import InputError
+from qknorm_onnx.runtime.generation import generate
 from tests.graph.zoo_export import fused, run
 
 HEADS, KV_HEADS, HEAD_SIZE, LAYERS = 4, 2, 16, 2
@@ -186,3 +189,19 @@ def test_norms_inside_of_the_operator_for_cuda(built):
     largest = np.abs(exact).max()
     errors = [np.abs(item.astype(np.float64) - exact).max() / largest for item in (logits, half)]
     assert errors[0] <= 2 * errors[1] + 4 * np.finfo(np.float16).eps
+
+
+def test_generate_continues_with_a_fused_file(built):
+    """C28: the head size of its caches is a name, which only the caller can fill in; tokens are those of PyTorch."""
+    module, path = built("qwen3", "fp32", "cpu")
+    prompts = np.random.default_rng(3).integers(3, VOCABULARY, (2, 6))
+    tokens = torch.tensor(prompts)
+    with torch.no_grad():
+        for _ in range(5):
+            tokens = torch.cat([tokens, module(input_ids=tokens).logits[:, -1:].argmax(-1)], 1)
+    for model in (path, qk.fuse(path)):
+        session = qk.create_session(model)
+        with pytest.raises(InputError, match="kv_cache_dim"):
+            generate(session, prompts, max_new_tokens=1)
+        found = generate(session, prompts, max_new_tokens=5, sizes={"kv_cache_dim": HEAD_SIZE})
+        assert np.array_equal(found, tokens.numpy())
