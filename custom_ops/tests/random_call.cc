@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <thread>
 
 namespace qknorm::testing {
@@ -87,6 +88,9 @@ struct NormAndRotary {
   int64_t rotary_offset = 0;
   int64_t rotary_sections = 1;
 };
+
+// Kinds are drawn by number below: those before the last may have their epsilon under the root.
+static_assert(std::size(spec::kAttentionQNormChoices) == 4, "draw the new kind of norm in random_preparation, too");
 
 NormAndRotary random_preparation(Random& random, int64_t head_size) {
   NormAndRotary a;
