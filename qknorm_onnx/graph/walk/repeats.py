@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import Repeat
 from qknorm_onnx.graph.match.located import Dim, Located
-from qknorm_onnx.graph.walk.constants import attribute_int, attribute_or_input, input_of, integers, producer
+from qknorm_onnx.graph.walk.constants import attribute_int, attribute_or_input, constant, input_of, integers, producer
 from qknorm_onnx.graph.walk.layout import dims_of, letters_of, regroup, same_size
 
 Repeated = tuple[Repeat, Located]
@@ -78,12 +78,36 @@ def _gathered(node: ir.Node) -> tuple[ir.Value, Sequence[int]] | None:
 
 
 def _joined(node: ir.Node, axis: int) -> tuple[ir.Value, Sequence[int]] | None:
-    """The tensor of which all operands are single heads, and which."""
-    parts = [_one_of(operand, axis) if operand is not None else None for operand in node.inputs]
-    found = [part for part in parts if part is not None]
-    if len(found) != len(parts) or len({source for source, _ in found}) != 1:
+    """The tensor of which all operands are single heads or copies of one, and which."""
+    found: list[tuple[ir.Value, int]] = []
+    for operand in node.inputs:
+        copies = copies_of(operand)
+        copied = copies is not None and copies.axis == axis and copies.exact
+        source = copies.source if copies is not None and copied else operand
+        part = _one_of(source, axis) if source is not None else None
+        if part is None:
+            return None
+        found += [part] * (copies.count if copies is not None and copied else 1)
+    return (found[0][0], [index for _, index in found]) if len({source for source, _ in found}) == 1 else None
+
+
+def _picked_one(value: ir.Value, axis: int) -> tuple[ir.Value, int] | None:
+    """As `_one_of`, for one index that was taken out without its axis (torch's unbind and x[:, i]), which is put back."""
+    back = producer(value, "Unsqueeze")
+    if back is None or attribute_or_input(back, "axes", 1) != (axis,):
         return None
-    return found[0][0], [index for _, index in found]
+    taken = producer(back.inputs[0], "Gather", "Squeeze")
+    source = input_of(taken, 0) if taken is not None else None
+    before = dims_of(source) if source is not None else None
+    if taken is None or source is None or before is None:
+        return None
+    if taken.op_type == "Squeeze":
+        return _one_of(source, axis) if attribute_or_input(taken, "axes", 1) == (axis,) else None
+    index, place = constant(input_of(taken, 1)), attribute_int(taken, "axis", 0) % len(before)
+    if index is None or index.ndim or place != axis:
+        return None
+    size = before[axis]
+    return source, int(index) + size if index < 0 and isinstance(size, int) else int(index)
 
 
 def _one_of(value: ir.Value, axis: int) -> tuple[ir.Value, int] | None:
@@ -91,7 +115,9 @@ def _one_of(value: ir.Value, axis: int) -> tuple[ir.Value, int] | None:
     node, dims = producer(value, "Slice", "Split"), dims_of(value)
     source = input_of(node, 0) if node is not None else None
     before = dims_of(source) if source is not None else None
-    if node is None or source is None or dims is None or before is None or dims[axis] != 1:
+    if node is None:
+        return _picked_one(value, axis)
+    if source is None or dims is None or before is None or dims[axis] != 1:
         return None
     if node.op_type == "Split":
         along = attribute_int(node, "axis", 0) % len(dims)

@@ -8,6 +8,7 @@ output is evaluated on names instead of numbers: each channel is a list of terms
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -150,14 +151,28 @@ def _product(visit: Visit) -> Channels:
         raise NotLinearError("it multiplies two tensors that are both computed from what it would rotate")
     if number(table) == -1.0:
         return _map(data, lambda term: dataclasses.replace(term, sign=-term.sign))
-    columns = _columns(table, data.ndim)
+    signs = _signs(table, data.ndim)
+    columns = _columns(table, data.ndim) if signs is None else signs
     data, columns = np.broadcast_arrays(data, columns, subok=False)
     out = np.empty(data.shape, dtype=object)
+    if signs is not None:
+        for index in np.ndindex(data.shape):
+            out[index] = tuple(dataclasses.replace(term, sign=term.sign * int(columns[index])) for term in data[index])
+        return out
     for index in np.ndindex(data.shape):
         if any(term.table is not None for term in data[index]):
             raise NotLinearError("it multiplies by tables twice")
         out[index] = tuple(Term(term.sign, term.source, table, int(columns[index])) for term in data[index])
     return out
+
+
+def _signs(table: ir.Value, trailing: int) -> npt.NDArray[np.int64] | None:
+    """A constant of 1 and -1 for the last `trailing` axes, which turns signs and is no table; None for all else."""
+    array = constant(table)
+    if array is None or not np.any(array == -1) or not np.all(np.abs(array) == 1):
+        return None
+    lead = max(array.ndim - trailing, 0)
+    return array.reshape(array.shape[lead:]).astype(np.int64) if math.prod(array.shape[:lead]) == 1 else None
 
 
 def _columns(table: ir.Value, trailing: int) -> npt.NDArray[np.int64]:
