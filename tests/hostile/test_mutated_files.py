@@ -12,7 +12,7 @@ from tests.hostile.mutation import write_mutated
 from tests.hostile.probe import DOORS, outcome
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)  # the same files in every run: new ones are tried by hand
 @hypothesis.given(number=strategies.integers(0, 10**9))
 def test_mutated_files_end_in_a_pass_or_in_one_line(number):
     with tempfile.TemporaryDirectory() as folder:
