@@ -7,6 +7,7 @@ import onnx_ir as ir
 from qknorm_onnx.graph.match.located import Unreadable
 from qknorm_onnx.graph.recognise.attention.products import SHAPES_HINT
 from qknorm_onnx.graph.walk.axis_origins import is_weight
+from qknorm_onnx.graph.walk.constants import input_of
 from qknorm_onnx.graph.walk.layout import LAYOUT_READERS, dims_of, is_sized
 from qknorm_onnx.graph.walk.limits import NORM_BEHIND_NODES
 
@@ -104,8 +105,14 @@ def norm_behind(value: ir.Value) -> Unreadable | None:
 
 
 def _picks(node: ir.Node) -> bool:
-    """Whether a Gather picks from what is computed: no embedding, but an index of an axis (`x[..., 0]`)."""
-    return node.op_type in ("Gather", "GatherND") and node.inputs[0] is not None and node.inputs[0].producer() is not None
+    """Whether a Gather picks one place of what is computed (`x[..., 0]`): no embedding, and no new order of heads either.
+
+    Heads in a new order are the start of the chain: what lies behind them stays outside of the node.
+    """
+    data, places = input_of(node, 0), input_of(node, 1)
+    if node.op_type != "Gather" or data is None or places is None:
+        return False
+    return data.producer() is not None and dims_of(places) == ()
 
 
 def _refusal(stopped: ir.Node | None, norm: ir.Node, *, sized: bool) -> Unreadable:
