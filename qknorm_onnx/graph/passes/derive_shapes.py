@@ -38,7 +38,7 @@ class _Derivation:
     def __init__(self, model: ir.Model) -> None:
         self.changed = False
         self._opsets = dict(model.opset_imports)
-        self.reader = IndexReader(largest_table=LARGEST_TABLE)
+        self.reader = IndexReader(largest_table=LARGEST_TABLE, largest_weight=LARGEST_WEIGHT)
         names = _Names()
         for value in model.graph.inputs:
             self._set(value, names.of_input(value))
@@ -158,6 +158,8 @@ class _Names:
 
 
 LARGEST_TABLE = 1 << 12
+# Sizes are computed with floats only as factors, one for each axis.
+LARGEST_WEIGHT = 8
 
 
 def _describe(value: ir.Value) -> None:

@@ -53,13 +53,22 @@ _INTEGERS = {
 class IndexReader:
     """Interprets the values of one graph and remembers each: a value is interpreted once, however many masks share it.
 
-    `nonempty`: dimensions that may be taken to be 1 at least. `largest_table`: constants of more values are not looked into.
+    `nonempty`: dimensions that may be taken to be 1 at least. `largest_table`: constants of more values are not looked into,
+    nor those of more than `largest_weight` values that are no integers.
     """
 
-    def __init__(self, nonempty: frozenset[Dimension] = frozenset(), *, largest_table: int = LARGEST_TABLE) -> None:
+    def __init__(
+        self,
+        nonempty: frozenset[Dimension] = frozenset(),
+        *,
+        largest_table: int = LARGEST_TABLE,
+        largest_weight: int = LARGEST_TABLE,
+    ) -> None:
         self._nonempty = nonempty
         self._largest_table = largest_table
+        self._largest_weight = largest_weight
         self._known: dict[ir.Value, IndexTensor | None] = {}
+        self._sizes: dict[str, Linear] = {}  # one form for each name: files name the same few sizes at every value
 
     def read(self, value: ir.Value) -> IndexTensor | None:
         """`value` as a function of its index; None where not even its rank is known."""
@@ -113,7 +122,8 @@ class IndexReader:
     def _interpret(self, value: ir.Value) -> IndexTensor | None:
         array = constant_of(value)
         if array is not None:
-            found = constant_tensor(array.numpy(), array.dtype) if array.size <= self._largest_table else None
+            largest = self._largest_table if array.dtype in _INTEGERS else self._largest_weight
+            found = constant_tensor(array.numpy(), array.dtype) if array.size <= largest else None
             return found or self._leaf(value, tuple(map(Linear, array.shape.numpy())))
         node = value.producer()
         if node is None or not has_rule(node, value):
@@ -178,7 +188,10 @@ class IndexReader:
     def _named(self, name: str | None, value: ir.Value, axis: int) -> Linear:
         if name is None:
             return self.dimension(f"{value.name}.shape[{axis}]", value, axis)
-        return parsed_dimension(str(name), self.dimension) or self.dimension(str(name))
+        text = str(name)
+        if text not in self._sizes:
+            self._sizes[text] = parsed_dimension(text, self.dimension) or self.dimension(text)
+        return self._sizes[text]
 
     def dimension(self, name: str, owner: ir.Value | None = None, axis: int = 0) -> Linear:
         """A dimension as a form."""

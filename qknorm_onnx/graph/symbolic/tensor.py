@@ -27,7 +27,7 @@ LONGEST_STACK = 64
 LARGEST_TABLE = 2**24
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class IndexTensor:
     """Element at index `(i0, .., i{r-1})` of a tensor with sizes `extents`.
 

@@ -7,6 +7,7 @@ immutable and compares by meaning of its parts, so equal terms are equal for all
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -14,14 +15,14 @@ from typing import Literal, TypeAlias
 import onnx_ir as ir
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Index:
     """The index variable of one axis."""
 
     axis: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Dimension:
     """A size: one that the graph names, or axis `axis` of `owner` where it has no name.
 
@@ -34,7 +35,7 @@ class Dimension:
     least: int = field(default=0, compare=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Read:
     """The element of `value` at `indices`; `integral` when the tensor holds integers."""
 
@@ -43,7 +44,7 @@ class Read:
     integral: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Apply:
     """A function that is not linear: quotient, remainder, absolute, maximum, minimum, product; all of integers."""
 
@@ -55,7 +56,7 @@ class Apply:
 Atom: TypeAlias = Index | Dimension | Read | Apply
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Linear:
     """`constant + sum(coefficient * atom)`, with integer coefficients that are not 0."""
 
@@ -127,14 +128,14 @@ def _atom_text(atom: Atom) -> str:
     return f"{atom.function}({', '.join(map(str, atom.arguments))})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Real:
     """A constant that is no integer: a fraction, a very large number, infinity or NaN."""
 
     value: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Select:
     """`when_true` where `condition` holds, else `when_false`."""
 
@@ -143,49 +144,49 @@ class Select:
     when_false: Number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Known:
     """A truth value that is the same everywhere."""
 
     value: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class AtLeastZero:
     """`form >= 0`."""
 
     form: Linear
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class IsZero:
     """`form == 0`."""
 
     form: Linear
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Flag:
     """A truth value read from a tensor nobody can look into."""
 
     read: Read
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Not:
     """The opposite of `operand`."""
 
     operand: Truth
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Both:
     """All of `operands` hold."""
 
     operands: frozenset[Truth]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Either:
     """At least one of `operands` holds."""
 
@@ -211,6 +212,7 @@ def constant(value: float) -> Linear | Real:
     return Real(float(value))
 
 
+@functools.cache  # every tensor has the same few
 def index(axis: int) -> Linear:
     """The index variable of `axis` as a form."""
     return Linear(0, frozenset([(Index(axis), 1)]))

@@ -29,7 +29,7 @@ def axes_before(node: ir.Node, index: int, axes: Axes) -> Axes | None:
     if dims is None:
         return None
     if node.op_type == "Transpose":
-        return _transposed(node, axes)
+        return _transposed(node, axes) if len(axes) == len(dims) else None
     if node.op_type in MULTIPLIERS:
         return _multiplied(node, index, axes, len(dims))
     if node.op_type in ("Reshape", "Flatten"):
@@ -52,8 +52,10 @@ def _aligned(node: ir.Node, dims: Sequence[Dim], axes: Axes) -> Axes | None:
     return tuple(NOTHING if before == 1 and size != 1 else axis for before, size, axis in pairs)
 
 
-def _transposed(node: ir.Node, axes: Axes) -> Axes:
+def _transposed(node: ir.Node, axes: Axes) -> Axes | None:
     perm = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(len(axes)))[::-1]
+    if sorted(perm) != list(range(len(axes))):  # of another rank: shapes and operator contradict each other
+        return None
     return tuple(axes[perm.index(axis)] for axis in range(len(axes)))
 
 
