@@ -137,6 +137,15 @@ def _cast_to_nothing(model: onnx.ModelProto) -> None:
     model.graph.node.append(helper.make_node("Cast", ["r"], ["s"], name="cast", to=0))
 
 
+def _constant(**values: object) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        node = helper.make_node("Constant", [], ["made"])
+        node.attribute.extend(helper.make_attribute(name, value) for name, value in values.items())
+        model.graph.node.insert(0, node)
+
+    return change
+
+
 def _map_input(model: onnx.ModelProto) -> None:
     value = model.graph.input.add(name="map")
     value.type.map_type.key_type = TensorProto.INT64
@@ -178,6 +187,8 @@ def structure() -> Iterator[tuple[str, Write]]:
         "device configuration without a name": _devices("", ir_version=11),
         "device configuration in an IR version that has none": _devices("mesh", ir_version=10),
         "cast to data type 0": _cast_to_nothing,
+        "Constant without a value": _constant(),
+        "Constant of two values": _constant(value_float=1.0, value_int=2),
         "opset 999": opset(999),
         "opset 0": opset(0),
         "opset -1": opset(-1),

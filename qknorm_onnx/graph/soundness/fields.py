@@ -37,9 +37,19 @@ def check_fields(model: onnx.ModelProto, label: str) -> list[tuple[str, onnx.Ten
             raise InputError(f"{label}: {owner} is of the unknown data type {message.elem_type}: the file is damaged, or newer")
         elif isinstance(message, onnx.TensorShapeProto.Dimension) and message.dim_value < 0:  # ONNX's inference ends the process
             raise InputError(f"{label}: {owner} has the size {message.dim_value}; a size that is not fixed has a name instead")
+        elif isinstance(message, onnx.NodeProto) and message.op_type == "Constant" and message.domain in ("", "ai.onnx"):
+            _check_constant(message, label)
         elif isinstance(message, onnx.NodeDeviceConfigurationProto):
             _check_devices(message, f"{label}: the device configuration of {owner}", model.ir_version)
     return tensors
+
+
+def _check_constant(node: onnx.NodeProto, label: str) -> None:
+    if len(node.attribute) != 1:
+        made = ", ".join(map(repr, node.output))
+        raise InputError(
+            f"{label}: the Constant that makes {made} has {len(node.attribute)} attributes; its value must be the only one"
+        )
 
 
 def _check_devices(configuration: onnx.NodeDeviceConfigurationProto, what: str, ir_version: int) -> None:
