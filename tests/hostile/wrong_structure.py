@@ -146,6 +146,10 @@ def _constant(**values: object) -> Change:
     return change
 
 
+def _split_into_many(model: onnx.ModelProto) -> None:
+    model.graph.node.append(helper.make_node("Split", ["r"], ["left", "right"], axis=-1, num_outputs=(1 << 31) - 1))
+
+
 def _map_input(model: onnx.ModelProto) -> None:
     value = model.graph.input.add(name="map")
     value.type.map_type.key_type = TensorProto.INT64
@@ -188,6 +192,7 @@ def structure() -> Iterator[tuple[str, Write]]:
         "device configuration in an IR version that has none": _devices("mesh", ir_version=10),
         "cast to data type 0": _cast_to_nothing,
         "Constant without a value": _constant(),
+        "Split into 2^31 - 1 outputs": _split_into_many,
         "Constant of two values": _constant(value_float=1.0, value_int=2),
         "opset 999": opset(999),
         "opset 0": opset(0),

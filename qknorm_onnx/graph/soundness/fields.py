@@ -21,6 +21,7 @@ _UNKEPT: Final = {
 }
 
 _DEVICES_SINCE_IR_VERSION: Final = 11
+_MOST_OUTPUTS: Final = 1 << 16  # of a Split: ONNX's inference makes room for all that it is said to have
 
 
 def check_fields(model: onnx.ModelProto, label: str) -> list[tuple[str, onnx.TensorProto]]:
@@ -37,19 +38,23 @@ def check_fields(model: onnx.ModelProto, label: str) -> list[tuple[str, onnx.Ten
             raise InputError(f"{label}: {owner} is of the unknown data type {message.elem_type}: the file is damaged, or newer")
         elif isinstance(message, onnx.TensorShapeProto.Dimension) and message.dim_value < 0:  # ONNX's inference ends the process
             raise InputError(f"{label}: {owner} has the size {message.dim_value}; a size that is not fixed has a name instead")
-        elif isinstance(message, onnx.NodeProto) and message.op_type == "Constant" and message.domain in ("", "ai.onnx"):
-            _check_constant(message, label)
+        elif isinstance(message, onnx.NodeProto) and message.domain in ("", "ai.onnx"):
+            _check_node(message, label)
         elif isinstance(message, onnx.NodeDeviceConfigurationProto):
             _check_devices(message, f"{label}: the device configuration of {owner}", model.ir_version)
     return tensors
 
 
-def _check_constant(node: onnx.NodeProto, label: str) -> None:
-    if len(node.attribute) != 1:
-        made = ", ".join(map(repr, node.output))
+def _check_node(node: onnx.NodeProto, label: str) -> None:
+    """What ONNX's checker passes, and its inference or the graph library cannot stand."""
+    made = ", ".join(map(repr, node.output[:4]))
+    if node.op_type == "Constant" and len(node.attribute) != 1:
         raise InputError(
             f"{label}: the Constant that makes {made} has {len(node.attribute)} attributes; its value must be the only one"
         )
+    for attribute in node.attribute:
+        if node.op_type == "Split" and attribute.name == "num_outputs" and attribute.i > max(len(node.output), _MOST_OUTPUTS):
+            raise InputError(f"{label}: the Split that makes {made} is to have {attribute.i} outputs, and has {len(node.output)}")
 
 
 def _check_devices(configuration: onnx.NodeDeviceConfigurationProto, what: str, ir_version: int) -> None:
