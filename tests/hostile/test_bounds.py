@@ -5,6 +5,7 @@ Counted is processor time, which other work on the machine does not change much.
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ DOORS = {"fuse": qk.fuse, "inspect": inspect_model, "create_session": qk.create_
 # Linear work takes 4 times as long for 4 times the nodes, quadratic work 16 times.
 GROWTH = 4
 MOST_GROWTH = 8.0
+TRIES = 3  # other work on the machine makes a run longer, never shorter
 
 SECONDS = {10_000: 10.0, 100_000: 60.0}
 # An If in 3 nodes: ONNX's own inference copies what is around each body.
@@ -38,9 +40,15 @@ print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read()).group(1))
 
 
 def seconds(call, model: onnx.ModelProto) -> float:
-    began = time.process_time()
-    call(model)
-    return time.process_time() - began
+    """Processor time, without the collector: it looks through all that the test run holds, more often the more is made."""
+    gc.collect()
+    gc.disable()
+    try:
+        began = time.process_time()
+        call(model)
+        return time.process_time() - began
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nested_functions"])
@@ -48,7 +56,7 @@ def test_time_grows_with_the_nodes_and_not_with_their_square(kind):
     small, large = KINDS[kind](400), KINDS[kind](400 * GROWTH)
     seconds(qk.fuse, small)  # what is imported and built once
     limit = MOST_GROWTH * max(0.02, min(seconds(qk.fuse, small) for _ in range(2)))
-    assert seconds(qk.fuse, large) < limit or seconds(qk.fuse, large) < limit
+    assert any(seconds(qk.fuse, large) < limit for _ in range(TRIES))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nested_functions"])
@@ -56,7 +64,7 @@ def test_reading_grows_with_the_nodes_and_not_with_their_square(kind):
     """Reading alone is a small part of all, in which growth would be hidden."""
     small, large = KINDS[kind](1500), KINDS[kind](1500 * GROWTH)
     limit = MOST_GROWTH * max(0.01, min(seconds(load_model, small) for _ in range(2)))
-    assert seconds(load_model, large) < limit or seconds(load_model, large) < limit
+    assert any(seconds(load_model, large) < limit for _ in range(TRIES))
 
 
 def test_functions_nested_twelve_deep_stay_within_their_time():
