@@ -5,37 +5,21 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-import shutil
 import subprocess
-import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.native.sanitized_build import built
+
 CALLS = 4000
+COMPILERS = ("c++", "g++", "clang++")
 
 
 @pytest.fixture(scope="module")
 def random_calls(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The program, built. Without a compiler a test is skipped, except in CI, where that is an error."""
-    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if compiler is None:
-        if os.environ.get("CI", "").lower() in ("1", "true"):
-            pytest.fail("CI needs a C++ compiler", pytrace=False)
-        pytest.skip("there is no C++ compiler")
     build = tmp_path_factory.mktemp("sanitized")
-    cmake = shutil.which("cmake", path=os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", "")]))
-    assert cmake is not None, "cmake is in requirements/dev.txt"
-    options = [f"-DCMAKE_CXX_COMPILER={compiler}", "-DQKNORM_BUILD_TESTS=ON", "-DQKNORM_SANITIZE=ON"]
-    for command in (
-        [cmake, "-S", str(ROOT), "-B", str(build), *options],
-        [cmake, "--build", str(build), "--target", "fuzz_kernels"],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return build / "custom_ops" / "tests" / "fuzz_kernels"
+    return built(build, "fuzz_kernels", compilers=COMPILERS, options=["-DQKNORM_SANITIZE=ON"], wanted="C++ compiler")
 
 
 def test_random_calls_stay_within_their_buffers(random_calls: pathlib.Path) -> None:
