@@ -11,8 +11,6 @@ narrow type's output.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Final, get_args
@@ -21,7 +19,6 @@ import numpy as np
 import pytest
 import torch
 
-from qknorm_onnx import custom_ops
 from qknorm_onnx.graph.canonical.body_signature import body_key
 from qknorm_onnx.graph.canonical.qk_norm_node import node_signature
 from qknorm_onnx.spec.attributes import AttributeField, attribute_fields, from_attributes, to_attributes
@@ -43,7 +40,8 @@ from tests.contract.spec_cases import (
     rotary_cases,
     tables,
 )
-from tests.native.kernel_call import KernelError, NativeLibrary
+from tests.native.installed_library import installed_library
+from tests.native.kernel_call import KernelError
 
 FIELDS: Final = attribute_fields(QKNormSpec)
 ROUNDING_ONLY: Final = ("norm_weight_order", "softmax_precision")
@@ -60,7 +58,7 @@ def of_bodies(cases: list[Case]) -> list[Array]:
 
 def of_kernels(cases: list[Case]) -> list[Array]:
     """Y of the native CPU kernels."""
-    library = native_library()
+    library = installed_library()
     return [library.attention(found.spec, found.inputs)["Y"] for found in cases]
 
 
@@ -75,17 +73,6 @@ IMPLEMENTATIONS: Final[dict[str, Callable[[list[Case]], list[Array]]]] = {
     "kernels": of_kernels,
     "eager": of_eager,
 }
-
-
-@functools.cache
-def native_library() -> NativeLibrary:
-    """The kernels behind their C door. Without them a test is skipped, except in CI, where that is an error."""
-    try:
-        return NativeLibrary(custom_ops.library_path())
-    except FileNotFoundError as missing:
-        if os.environ.get("CI", "").lower() in ("1", "true"):
-            pytest.fail(f"CI needs the native library: {missing}", pytrace=False)
-        pytest.skip(str(missing))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -12,7 +12,6 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from qknorm_onnx import custom_ops
 from qknorm_onnx.graph.canonical.qk_norm_node import RotaryInputs, make_rotary_node, read_rotary_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.lowering.registry import TARGETS, lower
@@ -25,6 +24,7 @@ from qknorm_onnx.torch_export.operators import eager
 from qknorm_onnx.torch_export.operators.torch_op import qk_norm_rotary as torch_operator
 from tests.contract.unknown_values import UNKNOWN, injected
 from tests.native import kernel_call
+from tests.native.installed_library import installed_library
 
 CHOICES = {f.onnx_name: choices_of(QKNormRotarySpec, f) for f in attribute_fields(QKNormRotarySpec)}
 CHOICES = {name: choices for name, choices in CHOICES.items() if choices}
@@ -116,7 +116,7 @@ def test_a_file_is_refused(attribute: str) -> None:
 
 @pytest.mark.parametrize("attribute", CHOICES)
 def test_the_c_door_refuses_what_is_no_enumerator(attribute: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = kernel_call.NativeLibrary(custom_ops.library_path())
+    library = installed_library()
     for value in (len(CHOICES[attribute]), -1, 1 << 33, -(1 << 63)):
         packed = kernel_call.pack_attributes(KNOWN)
         setattr(packed, attribute, value)

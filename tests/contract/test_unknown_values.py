@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import os
 import pathlib
 import re
 import shutil
@@ -55,6 +54,7 @@ from tests.contract.unknown_values import (
 from tests.graph.attention_text import HEADS, KV_HEADS, RMS, Spelling, attention_model, fused
 from tests.graph.test_group_query_attention import attention as group_query_model
 from tests.native import kernel_call
+from tests.native.installed_library import installed_library
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 REFUSALS = (SpecError, AssertionError)  # `assert_never` raises the second
@@ -222,12 +222,7 @@ class TestNativeLibrary:
 
     @pytest.fixture
     def library(self) -> kernel_call.NativeLibrary:
-        try:
-            return kernel_call.NativeLibrary(custom_ops.library_path())
-        except FileNotFoundError as error:
-            if os.environ.get("CI", "").lower() in ("1", "true"):
-                pytest.fail(f"CI needs the native library: {error}", pytrace=False)
-            pytest.skip(str(error))
+        return installed_library()
 
     @pytest.mark.parametrize("attribute", CHOICES)
     def test_the_c_door_refuses_what_is_no_enumerator(self, library: kernel_call.NativeLibrary, attribute: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -13,18 +12,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from kernel_call import NativeLibrary
 
-from qknorm_onnx import custom_ops
+from tests.native.installed_library import installed_file
 
 
 @pytest.fixture(scope="session")
 def library_file() -> pathlib.Path:
-    """The shared library. Without it a test is skipped, except in CI, where that is an error."""
-    try:
-        return custom_ops.library_path()
-    except FileNotFoundError as error:
-        if os.environ.get("CI", "").lower() in ("1", "true"):
-            pytest.fail(f"CI needs the native library: {error}", pytrace=False)
-        pytest.skip(str(error))
+    return installed_file()
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,6 @@ from qknorm_onnx.graph.soundness.functions import all_nodes
 
 # Shapes, axes and bounds decide about other shapes; larger tensors do not.
 _LARGEST_KEPT: Final = 1 << 8  # elements
-# ONNX's inference copies what is around each body: bodies times nodes, of which these take some 20 s.
-_LARGEST_INFERENCE: Final = 200_000_000
 # Operators that ONNX does not have, in ONNX's own domain: plugins of other runtimes. Nothing can be said of them.
 _FOREIGN_DOMAIN: Final = "unknown"
 
@@ -42,8 +40,7 @@ def check_with_onnx(proto: onnx.ModelProto, label: str) -> bool:
     """Whether the shapes that the model states for inner values are right.
 
     They may be wrong, as some exporters write them and as runtimes forgive: only what operators say of their inputs counts.
-    Operators that ONNX does not know are left out. A graph of too many bodies is not inferred: its shapes count as wrong, so
-    that they are derived anew.
+    Operators that ONNX does not know are left out.
 
     Raises:
         InputError: ONNX's checker or its inference of types and shapes finds a fault.
@@ -53,8 +50,6 @@ def check_with_onnx(proto: onnx.ModelProto, label: str) -> bool:
     if fault is not None:
         raise InputError(f"{label}: {fault}")
     _close_opaque_functions(proto)
-    if _is_beyond_inference(proto):
-        return False
     if _inference_fault(proto) is None:
         return True
     _forget_stated_shapes(proto)
@@ -91,12 +86,6 @@ def _inference_fault(proto: onnx.ModelProto) -> str | None:
     except (shape_inference.InferenceError, checker.ValidationError, RuntimeError, ValueError) as error:
         return _reason(error)
     return None
-
-
-def _is_beyond_inference(proto: onnx.ModelProto) -> bool:
-    nodes = list(all_nodes(proto.graph))
-    bodies = sum(attribute.HasField("g") for node in nodes for attribute in node.attribute)
-    return bodies * len(nodes) > _LARGEST_INFERENCE
 
 
 def _forget_stated_shapes(proto: onnx.ModelProto) -> None:
