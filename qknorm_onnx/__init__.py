@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from qknorm_onnx.runtime.session import create_session
     from qknorm_onnx.spec.canonical import canonical
     from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
+    from qknorm_onnx.torch_export.decoder_folder import export_folder
     from qknorm_onnx.torch_export.exporter import export
     from qknorm_onnx.torch_export.operators.modules import QKNormAttention
     from qknorm_onnx.torch_export.operators.translation import translation_table
@@ -41,6 +42,7 @@ __all__ = [
     "canonical",
     "create_session",
     "export",
+    "export_folder",
     "fuse",
     "library_path",
     "translation_table",
@@ -69,6 +71,7 @@ _HOME_OF = {
     "canonical": "spec.canonical",
     "create_session": "runtime.session",
     "export": "torch_export.exporter",
+    "export_folder": "torch_export.decoder_folder",
     "fuse": "pipeline",
     "library_path": "custom_ops",
     "translation_table": "torch_export.operators.translation",

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from qknorm_onnx.errors import ExportError, first_line
-from qknorm_onnx.torch_export.huggingface.cached_decoder import CachedDecoder, cached_example
+from qknorm_onnx.torch_export.huggingface.cached_decoder import CachedDecoder, LogitsKept, cached_example
 from qknorm_onnx.torch_export.huggingface.model_folder import load_model_folder
 from qknorm_onnx.torch_export.signatures.dynamic_shapes import DynamicShapes
 
@@ -33,7 +33,9 @@ class LoadedSource:
     notes: tuple[str, ...] = ()
 
 
-def load_source(source: str, *, with_past: bool = False, dtype: torch.dtype | None = None) -> LoadedSource:
+def load_source(
+    source: str, *, with_past: bool = False, dtype: torch.dtype | None = None, logits: LogitsKept = "all"
+) -> LoadedSource:
     """The module of `source` with example inputs.
 
     Args:
@@ -42,13 +44,14 @@ def load_source(source: str, *, with_past: bool = False, dtype: torch.dtype | No
             or a module with an attribute `example_inputs` and, if need be, `dynamic_shapes`.
         with_past: a causal language model with its key / value cache as inputs and outputs.
         dtype: type of the weights; None leaves them as they are.
+        logits: with a cache: of "all" new tokens, or of the "last" one of each row only.
 
     Raises:
         ExportError: nothing of the kind is there, or it cannot be loaded; the message says why.
     """
     path = Path(source)
     if path.is_dir():
-        return _from_folder(path, with_past=with_past, dtype=dtype)
+        return _from_folder(path, with_past=with_past, dtype=dtype, logits=logits)
     name, separator, attribute = source.partition(":")
     if not separator or not attribute or path.exists() or not all(part.isidentifier() for part in name.split(".")):
         raise ExportError(f"{source!r} is neither a folder with a Hugging Face model nor package.module:factory")
@@ -70,13 +73,15 @@ def _converted(loaded: LoadedSource, dtype: torch.dtype) -> LoadedSource:
     return dataclasses.replace(loaded, module=loaded.module.to(dtype), args=args, kwargs=kwargs)
 
 
-def _from_folder(folder: Path, *, with_past: bool, dtype: torch.dtype | None) -> LoadedSource:
+def _from_folder(folder: Path, *, with_past: bool, dtype: torch.dtype | None, logits: LogitsKept) -> LoadedSource:
+    if logits != "all" and not with_past:
+        raise ExportError("logits of the last token are for models with a cache: without one each token's are needed again")
     model, notes = load_model_folder(folder, dtype=dtype)
     if with_past:
         if not hasattr(model, "lm_head"):
             raise ExportError(f"{folder}: a cache needs a causal language model; this is a {type(model).__name__}")
         inputs, axes = cached_example(model)
-        return LoadedSource(module=CachedDecoder(model).eval(), kwargs=inputs, dynamic_shapes=axes, notes=notes)
+        return LoadedSource(module=CachedDecoder(model, logits=logits).eval(), kwargs=inputs, dynamic_shapes=axes, notes=notes)
     if getattr(model, "main_input_name", "input_ids") != "input_ids":
         raise ExportError(
             f"{folder}: {type(model).__name__} takes {model.main_input_name}, of a shape that its folder does not say; "

@@ -25,13 +25,24 @@ VALIDATED_DTYPES = ("float32", "float16", "bfloat16")
 @with_past_option
 @json_option
 def command(model: Path, source: str, dtypes: str, seeds: int, with_past: bool, as_json: bool) -> int:
-    """Judge the ONNX file MODEL against the module of SOURCE, with PyTorch's own error as the budget."""
+    """Judge MODEL against the module of SOURCE, with PyTorch's own error as the budget.
+
+    MODEL is an ONNX file, or a folder that `qknorm-onnx export` wrote.
+    """
     chosen = _dtypes(dtypes)
+    logits = "all"
+    if model.is_dir():
+        from qknorm_onnx.serving.decoder_folder import open_decoder_folder
+
+        folder = open_decoder_folder(model)
+        model, with_past = folder.model_path, True
     if not model.is_file():
         raise InputError(f"{model}: no such file")
+    if with_past:
+        logits = _logits_of(model)
     with StageProgress(None, enabled=not as_json) as progress:
         progress("load the module")
-        loaded = load(source, with_past=with_past)
+        loaded = load(source, with_past=with_past, logits=logits)
         from qknorm_onnx.validation.validate import validate
 
         report = validate(model, loaded.module, loaded.args, loaded.kwargs, dtypes=chosen, seeds=seeds, progress=progress)
@@ -42,6 +53,14 @@ def command(model: Path, source: str, dtypes: str, seeds: int, with_past: bool, 
         console.print(report)
         console.print(report.summary(), highlight=False)
     return 0 if report.passed else 1
+
+
+def _logits_of(model: Path) -> str:
+    """Which logits the file gives: the module is asked for the same."""
+    from qknorm_onnx.graph.model_file import load_model
+    from qknorm_onnx.serving.decoder_ports import read_ports
+
+    return "last" if read_ports(load_model(model)).last_logits else "all"
 
 
 def _dtypes(text: str) -> tuple[Dtype, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +13,20 @@ from torch import Tensor, nn
 from qknorm_onnx.errors import ExportError
 
 LayerCache = Mapping[str, Tensor]
+LogitsKept = Literal["all", "last"]
 
 
 class CachedDecoder(nn.Module):
     """`model` with the cache as tensors: inputs `past_key_values.{i}.key | value`, outputs `present.{i}.key | value`.
 
-    Keys and values are (B, Hkv, P, D); keys are cached after norm and rotary.
+    Keys and values are (B, Hkv, P, D); keys are cached after norm and rotary. `logits` is "all", or "last": of each row's last
+    new token that its mask lets through, wherever the padding is, so that a prompt costs one row of the head.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, logits: LogitsKept = "all") -> None:
         super().__init__()
         self.model = model
+        self.logits: LogitsKept = logits
         self.training = model.training
         parameters = inspect.signature(model.forward).parameters
         # `cache` since transformers 5.2x, `past_key_values` before
@@ -31,7 +35,7 @@ class CachedDecoder(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past_key_values: Sequence[LayerCache]
     ) -> dict[str, Any]:
-        """Logits (B, S, vocabulary) of the new tokens, and the cache that holds them too.
+        """Logits of the new tokens, (B, S, vocabulary) or of the last one (B, 1, vocabulary), and the cache that holds them too.
 
         Args:
             input_ids: new tokens (B, S).
@@ -44,16 +48,36 @@ class CachedDecoder(nn.Module):
         cache = DynamicCache()
         for layer, past in enumerate(past_key_values):
             cache.update(past["key"], past["value"], layer)
-        output = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            use_cache=True,
-            **{self.cache_parameter: cache},
-        )
+        with self._head_reads(attention_mask[:, -input_ids.shape[1] :]):
+            output = self.model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                use_cache=True,
+                **{self.cache_parameter: cache},
+            )
         layers: list[Any] = cache.layers
         present = [{"key": layer.keys, "value": layer.values} for layer in layers]
         return {"logits": output.logits, "present": present}
+
+    @contextlib.contextmanager
+    def _head_reads(self, new_mask: Tensor) -> Iterator[None]:
+        """While it lasts, the head sees the hidden states (B, S, H) of the wanted tokens only; `new_mask` is (B, S)."""
+        if self.logits == "all":
+            yield
+            return
+
+        def pick(_head: nn.Module, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            places = torch.arange(new_mask.shape[1], device=new_mask.device)
+            last = (places * (new_mask != 0)).amax(dim=1)  # 0 for a row without tokens
+            picked = states[0].gather(1, last[:, None, None].expand(-1, 1, states[0].shape[2]))
+            return (picked, *states[1:])
+
+        handle = self.model.get_output_embeddings().register_forward_pre_hook(pick)  # type: ignore[operator]
+        try:
+            yield
+        finally:
+            handle.remove()
 
 
 def cached_example(model: Any, *, batch: int = 2, past: int = 5, new: int = 3) -> tuple[dict[str, Any], dict[str, Any]]:

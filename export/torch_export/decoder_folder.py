@@ -1,0 +1,82 @@
+"""From a Hugging Face folder to a folder that serves its language model: `qk.export_folder`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qknorm_onnx.errors import ExportError
+from qknorm_onnx.pipeline import Program
+from qknorm_onnx.serving.folder_writing import require_free, write_decoder_folder
+from qknorm_onnx.torch_export.exporter import export
+from qknorm_onnx.torch_export.huggingface.cached_decoder import LogitsKept
+from qknorm_onnx.torch_export.load import LoadedSource, load_source
+
+
+def export_folder(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    logits: LogitsKept = "last",
+    dtype: torch.dtype | None = None,
+    provider: str = "cpu",
+    progress: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Program:
+    """Export the language model of a Hugging Face folder into the folder `out`, which onnxruntime-genai and `qk.generate` serve.
+
+    It holds `model.onnx` with its cache as inputs and outputs, its weights, `genai_config.json`, the kernel library where it
+    serves the model, and the tokenizer and configuration files of `source`. It can be moved as a whole.
+
+    Args:
+        source: a folder with config.json and safetensors.
+        out: a folder that is not there yet, or empty; nothing is left there where the export fails.
+        logits: "last" gives the logits of each row's last token that its mask lets through, (B, 1, vocabulary), all that a
+            generator reads; "all" those of every new token.
+        dtype: type of the weights; None is that of the checkpoint.
+        provider: "cpu" or "cuda": whose kernels are meant.
+        progress: called with the name of each stage as it begins.
+        options: of `qk.export`: `target`, `opset`, `verify`, `require_fusion`, `for_onnxruntime`.
+
+    Raises:
+        InputError: `out` holds something, or cannot be written.
+        ExportError: `source` is no folder with a causal language model, or cannot be exported; the message says why.
+        FusionRequiredError: `require_fusion`, and not all QK-Norm attention became one node.
+    """
+    target_folder, source_folder = Path(out), Path(source)
+    require_free(target_folder)
+    if not source_folder.is_dir():
+        raise ExportError(f"{source_folder}: a folder is made from a folder with a Hugging Face model, and this is none")
+    say = progress or (lambda _stage: None)
+    say("load the module")
+    loaded = load_source(str(source_folder), with_past=True, dtype=dtype, logits=logits)
+    program = export(
+        loaded.module,
+        loaded.args,
+        loaded.kwargs,
+        dynamic_shapes=loaded.dynamic_shapes,
+        provider=provider,
+        progress=progress,
+        **options,
+    )
+    say("save")
+    notes = (*loaded.notes, *program.report.notes, *_write(program, target_folder, loaded, source_folder, provider))
+    return dataclasses.replace(program, report=dataclasses.replace(program.report, notes=notes))
+
+
+def _write(program: Program, out: Path, loaded: LoadedSource, source: Path, provider: str) -> tuple[str, ...]:
+    model: Any = loaded.module.model
+    return write_decoder_folder(
+        program,
+        out,
+        source=source,
+        config=model.config.get_text_config().to_dict(),
+        generation=model.generation_config.to_dict() if getattr(model, "generation_config", None) else {},
+        provider=provider,
+        shared_cache=False,
+    )

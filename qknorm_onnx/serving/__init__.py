@@ -1,0 +1,1 @@
+"""Folders that hold a decoder with all that serving it takes, and text from them."""
