@@ -12,9 +12,9 @@ import torch
 
 from qknorm_onnx.errors import ExportError
 from qknorm_onnx.pipeline import Program
+from qknorm_onnx.serving.decoder_ports import LogitsKept
 from qknorm_onnx.serving.folder_writing import require_free, write_decoder_folder
 from qknorm_onnx.torch_export.exporter import export
-from qknorm_onnx.torch_export.huggingface.cached_decoder import LogitsKept
 from qknorm_onnx.torch_export.load import LoadedSource, load_source
 
 

@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from qknorm_onnx.errors import ExportError, first_line
-from qknorm_onnx.torch_export.huggingface.cached_decoder import CachedDecoder, LogitsKept, cached_example
+from qknorm_onnx.serving.decoder_ports import LogitsKept
+from qknorm_onnx.torch_export.huggingface.cached_decoder import CachedDecoder, cached_example
 from qknorm_onnx.torch_export.huggingface.model_folder import load_model_folder
 from qknorm_onnx.torch_export.signatures.dynamic_shapes import DynamicShapes
 

@@ -17,6 +17,7 @@ from qknorm_onnx.cli.terminal import Terminal
 
 if TYPE_CHECKING:
     from qknorm_onnx.graph.fusion_report import FusionReport
+    from qknorm_onnx.serving.decoder_ports import LogitsKept
 
 
 @click.command("export")
@@ -61,7 +62,7 @@ def command(
         if out.suffix == ".onnx":
             report = _to_file(source, out, with_past, logits or "all", dtype, progress, options)
         else:
-            report = _to_folder(source, out, logits or "last", dtype, progress, options)
+            report = _to_folder(source, out, "all" if logits == "all" else "last", dtype, progress, options)
     if as_json:
         click.echo(json.dumps({"output": str(out), **report_as_data(report)}))
         return
@@ -86,7 +87,7 @@ def _to_file(
 
 
 def _to_folder(
-    source: str, out: Path, logits: str, dtype: str | None, progress: StageProgress, options: dict[str, Any]
+    source: str, out: Path, logits: LogitsKept, dtype: str | None, progress: StageProgress, options: dict[str, Any]
 ) -> FusionReport:
     require_torch()
     from qknorm_onnx.torch_export.decoder_folder import export_folder

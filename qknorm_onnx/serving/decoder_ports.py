@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
+from typing import Final, Literal
 
 import onnx_ir as ir
 
@@ -13,6 +13,7 @@ KEY, VALUE = "past_key_values.{}.key", "past_key_values.{}.value"
 PRESENT_KEY, PRESENT_VALUE = "present.{}.key", "present.{}.value"
 TOKEN_INPUTS: Final = ("input_ids", "attention_mask", "position_ids")
 LOGITS: Final = "logits"
+LogitsKept = Literal["all", "last"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ def read_ports(model: ir.Model) -> DecoderPorts:
             )
     if LOGITS not in outputs:
         raise InputError(f"this is no language model: it has no output {LOGITS!r}")
-    caches = []
+    caches: list[CacheSize] = []
     while (key := inputs.get(KEY.format(len(caches)))) is not None:
         caches.append(CacheSize(num_heads=_size(key, 1), head_size=_size(key, 3)))
     known = {*TOKEN_INPUTS, *(form.format(layer) for layer in range(len(caches)) for form in (KEY, VALUE))}

@@ -102,7 +102,7 @@ def _providers(provider: str) -> list[dict[str, Any]]:
 
 
 def _input_names(inputs: tuple[str, ...]) -> dict[str, str]:
-    names = {name: name for name in TOKEN_INPUTS if name in inputs}
+    names: dict[str, str] = {name: name for name in TOKEN_INPUTS if name in inputs}
     return {**names, "past_key_names": KEY.format("%d"), "past_value_names": VALUE.format("%d")}
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from qknorm_onnx.errors import ExportError
+from qknorm_onnx.serving.decoder_ports import LogitsKept
 
 LayerCache = Mapping[str, Tensor]
-LogitsKept = Literal["all", "last"]
 
 
 class CachedDecoder(nn.Module):
