@@ -77,9 +77,6 @@ _ANGLES: Final = (
     "the conversion to the narrow type rounds the angles of the timestep's sinusoids, and the frequencies and rotary tables that "
     "are constants of the graph; PyTorch computes them in float32"
 )
-_DROPPED: Final = (
-    "torch.onnx drops a summand below 1e-8, here the 1e-15 in the denominator of linear attention, which is no fused node"
-)
 # (entry, column of docs/coverage.md) -> why it fails there and stays so.
 KNOWN_FAILURES: Final = {
     ("deepseek_v32_indexer_NOT_attention", "fp32"): _TIES,
@@ -91,8 +88,6 @@ KNOWN_FAILURES: Final = {
     ("d_prx", "fp16"): _ANGLES,
     ("d_prx", "bf16 emulated"): _ANGLES,
     ("d_zimage", "bf16 emulated"): _ANGLES,
-    ("d_sana", "fp32"): _DROPPED,
-    ("d_sana_video", "fp32"): _DROPPED,
     **{
         (entry, "bf16 emulated"): _ROUTER
         for entry in (

@@ -26,6 +26,7 @@ from qknorm_onnx.torch_export.huggingface.cached_decoder import CachedDecoder
 from qknorm_onnx.torch_export.module.module_names import forget_wrapper, name_expressions, name_outputs
 from qknorm_onnx.torch_export.module.weight_check import check_weights
 from qknorm_onnx.torch_export.operators.translation import translation_table
+from qknorm_onnx.torch_export.patches.exact_rules import exact_rules
 from qknorm_onnx.torch_export.patches.module_patches import mended
 from qknorm_onnx.torch_export.signatures.dynamic_shape_check import check_honoured, refused_by_torch
 from qknorm_onnx.torch_export.signatures.dynamic_shapes import DynamicShapes, dynamic_axes, enlarge, for_torch, output_names_of
@@ -123,7 +124,8 @@ def export_graph(
         if not output_names:
             raise ExportError(f"{type(module).__name__} returns no tensor")
         try:
-            program = _torch_onnx_export(wrapper, for_torch(axes, call), output_names, opset)
+            with exact_rules(notes):
+                program = _torch_onnx_export(wrapper, for_torch(axes, call), output_names, opset)
         except Exception as error:
             refusal = refused_by_torch(error, axes, call)
             raise ExportError(refusal or f"torch cannot export {type(module).__name__}: {_innermost(error)}") from error
