@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from qknorm_onnx.graph.fusion_report import Declined, FusedAttention, FusionReport, Refused
     from qknorm_onnx.pipeline import Program, fuse
     from qknorm_onnx.runtime.session import create_session
+    from qknorm_onnx.serving.generate import Generation, generate
     from qknorm_onnx.spec.canonical import canonical
     from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
     from qknorm_onnx.torch_export.decoder_folder import export_folder
@@ -28,6 +29,7 @@ __all__ = [
     "FusedAttention",
     "FusionReport",
     "FusionRequiredError",
+    "Generation",
     "InputError",
     "NormSpec",
     "ParityReport",
@@ -44,6 +46,7 @@ __all__ = [
     "export",
     "export_folder",
     "fuse",
+    "generate",
     "library_path",
     "translation_table",
     "validate",
@@ -57,6 +60,7 @@ _HOME_OF = {
     "FusedAttention": "graph.fusion_report",
     "FusionReport": "graph.fusion_report",
     "FusionRequiredError": "errors",
+    "Generation": "serving.generate",
     "InputError": "errors",
     "NormSpec": "spec.qk_norm_spec",
     "ParityReport": "validation.validate",
@@ -73,6 +77,7 @@ _HOME_OF = {
     "export": "torch_export.exporter",
     "export_folder": "torch_export.decoder_folder",
     "fuse": "pipeline",
+    "generate": "serving.generate",
     "library_path": "custom_ops",
     "translation_table": "torch_export.operators.translation",
     "validate": "validation.validate",

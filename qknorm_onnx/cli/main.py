@@ -15,7 +15,7 @@ import qknorm_onnx
 from qknorm_onnx.errors import QKNormError, printable
 from qknorm_onnx.spec.qk_norm_spec import SpecError
 
-VERBS: Final = ("export", "fuse", "inspect", "validate", "bench", "doctor")
+VERBS: Final = ("export", "fuse", "inspect", "validate", "generate", "bench", "doctor")
 
 
 class LazyVerbs(click.Group):

@@ -27,6 +27,7 @@ class DecoderFolder:
     pad_token_id: int
     context_length: int
     search: Mapping[str, Any]
+    has_windows: bool
 
     @property
     def shared_cache(self) -> bool:
@@ -56,9 +57,22 @@ def open_decoder_folder(path: str | os.PathLike[str]) -> DecoderFolder:
             pad_token_id=int(model.get("pad_token_id") or 0),
             context_length=int(model["context_length"]),
             search=dict(contents.get("search", {})),
+            has_windows=_has_windows(folder),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{file} is damaged ({first_line(error)}); write the folder again") from error
     if not opened.model_path.is_file():
         raise InputError(f"{file} names {opened.model_path.name}, which is not there")
     return opened
+
+
+def _has_windows(folder: Path) -> bool:
+    """Whether config.json, which the exporter put beside the model, names layers that do not see the whole text."""
+    file = folder / "config.json"
+    if not file.is_file():
+        return False
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config = config.get("text_config", config)
+    if layers := config.get("layer_types"):
+        return any(layer != "full_attention" for layer in layers)
+    return any(config.get(name) is not None for name in ("sliding_window", "attention_chunk_size"))
