@@ -191,7 +191,7 @@ class _Batch:
 def _rows(
     folder: DecoderFolder, prompts: str | Sequence[str] | Sequence[Sequence[int]], *, chat: bool, needs_text: bool
 ) -> tuple[Tokenizer | None, Rows]:
-    given = [prompts] if isinstance(prompts, str) else list(prompts)
+    given: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
     if not given:
         raise InputError("no prompt is given")
     is_text = [isinstance(prompt, str) for prompt in given]
@@ -201,7 +201,7 @@ def _rows(
     tokenizer = load_tokenizer(folder.path) if all(is_text) or needs_text or has_tokenizer else None
     if chat and not all(is_text):
         raise InputError("a chat template takes texts, and token ids are given")
-    rows = []
+    rows: list[list[int]] = []
     for number, prompt in enumerate(given):
         if isinstance(prompt, str):
             assert tokenizer is not None
