@@ -6,14 +6,14 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from qknorm_onnx.errors import without_controls
 
 if TYPE_CHECKING:
-    from qknorm_onnx.serving.generate import Generation, Runtime
+    from qknorm_onnx.serving.generate import Generation
 
 
 @click.command("generate")
@@ -31,20 +31,7 @@ if TYPE_CHECKING:
 @click.option("--runtime", type=click.Choice(["auto", "genai", "onnxruntime"]), default="auto", show_default=True)
 @click.option("--num-beams", type=int, default=1, hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
-def command(
-    folder: Path,
-    prompts: tuple[str, ...],
-    max_new_tokens: int | None,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int | None,
-    stop: tuple[str, ...],
-    chat: bool,
-    runtime: str,
-    num_beams: int,
-    as_json: bool,
-) -> None:
+def command(folder: Path, prompts: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Continue each PROMPT with the language model of FOLDER, which `qknorm-onnx export` wrote; `-` reads standard input.
 
     One prompt is answered as its tokens come, several as one batch. Tokens per second are said at the end, on standard error.
@@ -53,20 +40,7 @@ def command(
 
     texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
     streams = len(texts) == 1 and not as_json
-    generation = generate(
-        folder,
-        texts,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=stop,
-        chat=chat,
-        runtime=cast("Runtime", runtime),
-        num_beams=num_beams,
-        on_text=_print_piece if streams else None,
-    )
+    generation = generate(folder, texts, on_text=_print_piece if streams else None, **options)
     if as_json:
         said = {**dataclasses.asdict(generation), "tokens_per_second": generation.tokens_per_second}
         click.echo(json.dumps(said))
