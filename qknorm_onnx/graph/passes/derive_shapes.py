@@ -24,19 +24,29 @@ class DeriveShapesPass(ir.passes.InPlacePass):
     up one for every axis) gives way to what follows from the inputs, and so does a type that contradicts an operator.
 
     Integers that are the same for all inputs, such as half of a fixed head size, become constants.
+
+    After a call, `settled` says whether another one would find no more in the graph as it then is.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settled = False
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run on `model` in place."""
         derivation = _Derivation(model)
         derivation.derive(model.graph)
         folded = fold_sizes(model.graph, derivation.reader)
+        self.settled = derivation.in_one_walk and not folded
         return ir.passes.PassResult(model, derivation.changed or folded)
 
 
 class _Derivation:
     def __init__(self, model: ir.Model) -> None:
         self.changed = False
+        # Each node was derived once, from what stays known of its inputs: no loops, and no type that was stated otherwise.
+        self.in_one_walk = True
+        self._sizes: dict[str | None, ir.SymbolicDim] = {}
         self._opsets = dict(model.opset_imports)
         self.reader = IndexReader(largest_table=LARGEST_TABLE, largest_weight=LARGEST_WEIGHT)
         names = _Names()
@@ -62,6 +72,7 @@ class _Derivation:
         bodies = [attribute.as_graph() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH]
         for body in bodies:
             enter_body(node, body)
+            self.in_one_walk = self.in_one_walk and node.op_type == "If"
             for _ in range(MOST_ROUNDS):
                 self.derive(body)
                 if not loosened(node, body):
@@ -89,6 +100,7 @@ class _Derivation:
 
     def _settle(self, value: ir.Value, dtype: ir.DataType | None, sizes: list[Linear | None] | None) -> None:
         if dtype is not None and dtype != value.dtype:
+            self.in_one_walk = self.in_one_walk and value.dtype is None
             value.type, self.changed = ir.TensorType(dtype), True
         declared = plain_dims(value.shape)
         if sizes is None:
@@ -125,7 +137,11 @@ class _Derivation:
 
     def _set(self, value: ir.Value, dims: list[Dim] | None) -> None:
         if dims is not None and dims != plain_dims(value.shape):
-            value.shape, self.changed = ir.Shape(dims), True
+            value.shape, self.changed = ir.Shape(map(self._shared, dims)), True
+
+    def _shared(self, dim: Dim) -> int | ir.SymbolicDim:
+        """One object for each name: files name the same few sizes at every value."""
+        return dim if isinstance(dim, int) else self._sizes.setdefault(dim, ir.SymbolicDim(dim))
 
 
 class _Names:

@@ -41,11 +41,14 @@ class PreparePass(ir.passes.InPlacePass):
         _sort(model)
         self.kept = inline_functions(model, lambda function: function.domain != DOMAIN).kept
         RemoveIdentitiesPass()(model)
-        DeriveShapesPass()(model)
+        derive = DeriveShapesPass()
+        derive(model)
+        derived = _wiring(model)
         fold_constants_ir(model, output_size_limit=LARGEST_FOLDED, should_fold=_may_fold)
         RemoveIdentitiesPass()(model)
         common.RemoveUnusedNodesPass()(model)
-        DeriveShapesPass()(model)
+        if not derive.settled or _wiring(model) != derived:
+            DeriveShapesPass()(model)
         OpenProductsPass()(model)
         OpenWritesPass()(model)
         MendBooleanChoicesPass()(model)
@@ -72,6 +75,11 @@ def share_equal_nodes(model: ir.Model) -> None:
     """Make nodes that compute the same from the same inputs one node, small constants included."""
     common.DeduplicateInitializersPass(size_limit=LARGEST_SHARED)(model)
     common.CommonSubexpressionEliminationPass()(model)
+
+
+def _wiring(model: ir.Model) -> list[object]:
+    """The nodes of the graphs and what they read; where it is the same, shapes need not be derived again."""
+    return [item for graph in model.graphs() for node in graph for item in (node, *node.inputs)]
 
 
 def _fingerprint(model: ir.Model) -> tuple[object, ...]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import collections
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import onnx
 
 from qknorm_onnx.errors import InputError
-from qknorm_onnx.graph.soundness.scopes import describe
+from qknorm_onnx.graph.soundness.scopes import bodies, describe
 
 MOST_INLINED_NODES: Final = 200_000
+
+# ONNX's inference copies, for each body of an If, Loop or Scan, the types of all that is around it: 20 million a second.
+MOST_COPIES: Final = 100_000_000
+
+_SPLIT: Final = "write their branches with Where, or split the model"
 
 _Key = tuple[str, str, str]
 
@@ -37,6 +43,45 @@ def check_functions(model: onnx.ModelProto, label: str) -> None:
             f"{label}: with its functions written out it has {_magnitude(total)} nodes; "
             f"at most {MOST_INLINED_NODES:,} can be worked with"
         )
+
+
+def check_bodies(model: onnx.ModelProto, label: str) -> None:
+    """Raises InputError where bodies inside bodies or functions, whose calls are sound, are too many for ONNX's inference.
+
+    Those of the main graph itself may be any number: it is inferred in pieces.
+    """
+    functions = {(function.domain, function.name, function.overload): function for function in model.functions}
+    copies = {key: _copies(function.node, 0) for key, function in functions.items()}
+    for node in model.graph.node:
+        if sum(_copies(body.node, 0) for _, body in bodies(node)) > MOST_COPIES:
+            raise InputError(f"{label}: {describe(node)} holds too many bodies inside its own; {_SPLIT}")
+    for key, times in _times_called(model.graph, functions).items():
+        if times * copies[key] > MOST_COPIES:
+            raise InputError(f"{label}: the function {_text(key)} holds too many bodies, called {times:,} times; {_SPLIT}")
+
+
+def _copies(nodes: Iterable[onnx.NodeProto], around: int) -> int:
+    total = 0
+    for node in nodes:
+        total += sum(around + _copies(body.node, around) for _, body in bodies(node))
+        around += len(node.output)
+    return total
+
+
+def _times_called(graph: onnx.GraphProto, functions: dict[_Key, onnx.FunctionProto]) -> dict[_Key, int]:
+    """How often each function runs through in all, callers before what they call."""
+    calls = {key: collections.Counter(filter(functions.__contains__, map(_called, all_nodes(f)))) for key, f in functions.items()}
+    times = collections.Counter(filter(functions.__contains__, map(_called, all_nodes(graph))))
+    callers = collections.Counter(key for called in calls.values() for key in called)
+    ready = [key for key in functions if not callers[key]]
+    while ready:
+        caller = ready.pop()
+        for key, count in calls[caller].items():
+            times[key] += times[caller] * count
+            callers[key] -= 1
+            if not callers[key]:
+                ready.append(key)
+    return times
 
 
 def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from qknorm_onnx.errors import InputError, QKNormError
 from qknorm_onnx.graph.soundness.canonical_nodes import check_canonical_nodes
 from qknorm_onnx.graph.soundness.fields import check_fields
-from qknorm_onnx.graph.soundness.functions import check_functions
+from qknorm_onnx.graph.soundness.functions import check_bodies, check_functions
 from qknorm_onnx.graph.soundness.mixed_norms import mend_mixed_norms
 from qknorm_onnx.graph.soundness.onnx_check import check_with_onnx, skeleton
 from qknorm_onnx.graph.soundness.operator_sets import check_operator_sets
@@ -106,7 +106,9 @@ def make_sound(model: ir.Model, label: str, *, structure: bool = True) -> None:
         proto = skeleton(model, label)
         if structure:
             _check_structure(proto, label)
-        if not check_with_onnx(proto, label):
+        content = proto.SerializeToString()
+        del proto  # large; see check_with_onnx
+        if not check_with_onnx(content, label):
             _forget_shapes(model)
 
 
@@ -126,6 +128,7 @@ def _check_structure(proto: onnx.ModelProto, label: str) -> bool:
     for function in proto.functions:
         in_order = check_function(function, label) and in_order
     check_functions(proto, label)
+    check_bodies(proto, label)
     return in_order
 
 

@@ -8,10 +8,11 @@ from typing import Final
 
 import onnx
 import onnx_ir as ir
-from onnx import checker, shape_inference
+from onnx import checker
 
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.soundness.functions import all_nodes
+from qknorm_onnx.graph.soundness.inference import inference_fault
 
 # Shapes, axes and bounds decide about other shapes; larger tensors do not.
 _LARGEST_KEPT: Final = 1 << 8  # elements
@@ -36,8 +37,8 @@ def skeleton(model: ir.Model, label: str) -> onnx.ModelProto:
     return proto
 
 
-def check_with_onnx(proto: onnx.ModelProto, label: str) -> bool:
-    """Whether the shapes that the model states for inner values are right.
+def check_with_onnx(content: bytes, label: str) -> bool:
+    """Whether the shapes that the model, a skeleton as bytes, states for inner values are right.
 
     They may be wrong, as some exporters write them and as runtimes forgive: only what operators say of their inputs counts.
     Operators that ONNX does not know are left out.
@@ -45,10 +46,16 @@ def check_with_onnx(proto: onnx.ModelProto, label: str) -> bool:
     Raises:
         InputError: ONNX's checker or its inference of types and shapes finds a fault.
     """
+    proto = onnx.ModelProto.FromString(content)
     _set_foreign_apart(proto)
-    fault = _checker_fault(proto)
+    content = proto.SerializeToString()
+    _make_checkable(proto)
+    checked = proto.SerializeToString()
+    del proto  # ONNX makes messages of its own: never more than one at a time
+    fault = _checker_fault(checked)
     if fault is not None:
         raise InputError(f"{label}: {fault}")
+    proto = onnx.ModelProto.FromString(content)
     _close_opaque_functions(proto)
     if _inference_fault(proto) is None:
         return True
@@ -59,17 +66,20 @@ def check_with_onnx(proto: onnx.ModelProto, label: str) -> bool:
     return False
 
 
-def _checker_fault(proto: onnx.ModelProto) -> str | None:
-    """What the checker, which infers nothing, says of the model. It wants ranks of inputs and outputs; runtimes do not."""
-    unranked = [kind for value in (*proto.graph.input, *proto.graph.output) for kind in _unranked(value.type)]
-    for kind in unranked:
-        kind.shape.SetInParent()
+def _make_checkable(proto: onnx.ModelProto) -> None:
+    """The checker wants ranks of inputs and outputs, which runtimes do not. What is stated of inner values it does not read."""
+    for value in (*proto.graph.input, *proto.graph.output):
+        for kind in _unranked(value.type):
+            kind.shape.SetInParent()
+    del proto.graph.value_info[:]
+
+
+def _checker_fault(content: bytes) -> str | None:
+    """What the checker, which infers nothing, says of the model."""
     try:
-        checker.check_model(proto.SerializeToString())
+        checker.check_model(content)
     except checker.ValidationError as error:
         return _reason(error)
-    for kind in unranked:
-        kind.ClearField("shape")
     return None
 
 
@@ -81,11 +91,8 @@ def _unranked(kind: onnx.TypeProto) -> list[onnx.TypeProto.Tensor]:
 
 
 def _inference_fault(proto: onnx.ModelProto) -> str | None:
-    try:
-        shape_inference.infer_shapes(proto.SerializeToString(), check_type=True, strict_mode=True, data_prop=False)
-    except (shape_inference.InferenceError, checker.ValidationError, RuntimeError, ValueError) as error:
-        return _reason(error)
-    return None
+    fault = inference_fault(proto)
+    return _first_line(fault) if fault is not None else None
 
 
 def _forget_stated_shapes(proto: onnx.ModelProto) -> None:
@@ -145,9 +152,13 @@ def _root(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
+    return _first_line(str(error) or type(error).__name__)
+
+
+def _first_line(text: str) -> str:
     """The first line of one of ONNX's errors, which go on with the whole node."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:500]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (lines[0] if lines else "no reason is given")[:500]
 
 
 def _is_large(tensor: ir.TensorProtocol | None) -> bool:

@@ -91,12 +91,12 @@ def _check(scope: Scope) -> bool:
     for node in scope.nodes:
         read = {name for name in node.input if name}
         _check_attributes(scope, node)
-        for attribute, body in _bodies(node):
+        for attribute, body in bodies(node):
             what = f"body {attribute} of {describe(node)}"
             around = collections.ChainMap(dict.fromkeys(node.output, _NOT_SEEN), *seen.maps)
             inner = dataclasses.replace(_graph_scope(body, scope.label, what, around), parameters=scope.parameters)
             in_order = _check(inner) and in_order
-            read |= _read_from_around(body)
+            read |= read_from_around(body)
         for name in read:
             if not seen.get(name):
                 raise scope.fail(f"{describe(node)} reads {name!r}, which nothing makes")
@@ -105,7 +105,7 @@ def _check(scope: Scope) -> bool:
     return _is_sorted(scope, needs) and in_order
 
 
-def _bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+def bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     """The graphs that a node holds, each with the name of its attribute."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
@@ -170,15 +170,15 @@ def _check_outputs(scope: Scope, seen: Mapping[str, str]) -> None:
         given.add(name)
 
 
-def _read_from_around(graph: onnx.GraphProto) -> set[str]:
+def read_from_around(graph: onnx.GraphProto) -> set[str]:
     """The names that a body, with the bodies in it, reads from around it."""
     own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     read = {value.name for value in graph.output}
     for node in graph.node:
         own.update(node.output)
         read.update(node.input)
-        for _, body in _bodies(node):
-            read |= _read_from_around(body)
+        for _, body in bodies(node):
+            read |= read_from_around(body)
     return read - own - {""}
 
 

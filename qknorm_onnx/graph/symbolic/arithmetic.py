@@ -24,7 +24,7 @@ from qknorm_onnx.graph.symbolic.algebra import (
     settle,
 )
 from qknorm_onnx.graph.symbolic.layout import Outcome, Rule
-from qknorm_onnx.graph.symbolic.numbers import Binary, cast, cast_like, entrywise, equal, finished, lifted, value
+from qknorm_onnx.graph.symbolic.numbers import Binary, cast, cast_like, entrywise, equal, finished, is_opaque, lifted, value
 from qknorm_onnx.graph.symbolic.products import is_quotient, product_of, quotient_of
 from qknorm_onnx.graph.symbolic.tensor import IndexTensor, broadcast, broadcast_sizes, plain, tensor
 from qknorm_onnx.graph.symbolic.terms import (
@@ -174,6 +174,8 @@ def _elementwise(function: Binary, *, logical: bool = False) -> Rule:
 
     def rule(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
         dtype = ir.DataType.BOOL if logical else sources[0].dtype if sources[0] is not None else None
+        if any(map(is_opaque, sources)):
+            return _sizes(sources)
         joined = broadcast(sources)
         if joined is None:
             return entrywise(folded, sources, dtype) or _sizes(sources)
@@ -235,6 +237,8 @@ def _elementwise_one(function: Binary, *, logical: bool) -> Rule:
     def rule(_node: ir.Node, sources: Sequence[IndexTensor | None]) -> Outcome:
         if sources[0] is None:
             return None
+        if is_opaque(sources[0]):
+            return sources[0].extents
         flat, dtype = plain(sources[0]), ir.DataType.BOOL if logical else sources[0].dtype
         if flat is None or flat.element is None:
             return entrywise(applied, sources[:1], dtype) or sources[0].extents

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import onnx_ir as ir
 
 from qknorm_onnx.graph.symbolic.expression import parsed_dimension
 from qknorm_onnx.graph.symbolic.terms import Apply, Atom, Dimension, Linear, form_of
+
+# A model names the same few sizes at every value.
+MOST_NAMES: Final = 1 << 12
 
 Dim = int | str | None
 Dims = list[Dim]
@@ -18,18 +23,21 @@ def form_of_dim(dim: int | ir.SymbolicDim | str | None) -> Linear | None:
     if isinstance(dim, int):
         return Linear(dim)
     name = dim.value if isinstance(dim, ir.SymbolicDim) else dim
-    return None if name is None else parsed_dimension(name, _named) or _named(name)
+    return None if name is None else _form_of_name(name)
 
 
 def is_expression(name: str) -> bool:
     """Whether a dimension's name is one name, or an expression of names and numbers."""
-    return parsed_dimension(name, _named) is not None
+    return _parsed(name) is not None
 
 
 def dim_of_form(form: Linear) -> Dim:
     """A form as a dimension of a file, such that `form_of_dim` reads it back; None where its parts have no names."""
     if form.number is not None:
         return form.number if form.number >= 0 else None
+    name = _single_name(form)
+    if name is not None:
+        return name
     text = _text(form)
     return text if text is not None and form_of_dim(text) == form else None
 
@@ -56,6 +64,25 @@ def forms_of_shape(shape: Sequence[Dim] | None) -> list[Linear | None] | None:
 
 def _named(name: str) -> Linear:
     return form_of(Dimension(name))
+
+
+@functools.lru_cache(MOST_NAMES)
+def _parsed(name: str) -> Linear | None:
+    return parsed_dimension(name, _named)
+
+
+@functools.lru_cache(MOST_NAMES)
+def _form_of_name(name: str) -> Linear:
+    return _parsed(name) or _named(name)
+
+
+def _single_name(form: Linear) -> str | None:
+    """The name that a form consists of, if it is nothing else and reads as one."""
+    if form.constant or len(form.terms) != 1:
+        return None
+    ((atom, factor),) = form.terms
+    plain = factor == 1 and isinstance(atom, Dimension) and atom.owner is None and atom.name.isidentifier()
+    return atom.name if plain and isinstance(atom, Dimension) else None
 
 
 def _text(form: Linear) -> str | None:

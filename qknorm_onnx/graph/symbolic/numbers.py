@@ -57,6 +57,11 @@ def lifted(function: Binary, left: Element, right: Element, extents: Extents, de
     return function(left, right, extents)
 
 
+def is_opaque(source: IndexTensor | None) -> bool:
+    """Whether nothing can be computed with the numbers of a tensor, as `lifted` finds: most of a model, told at once."""
+    return source is not None and isinstance(source.element, Linear) and not source.element.integral
+
+
 def finished(extents: Extents, element: Element | None, dtype: ir.DataType | None) -> Outcome:
     """The tensor, with constants rounded to its type; sizes alone where the type cannot hold the term exactly."""
     if element is None or not _holds(element, dtype):
