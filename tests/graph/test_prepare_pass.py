@@ -45,13 +45,17 @@ SIZES = {
     "elementwise": ("  a = Relu(x)\n  y = Mul(a, a)\n", True),
     "a body": (BRANCHES["identity in a body"], True),
     "a size that folds": (
-        "  s = Shape <start: int = 0, end: int = 1> (x)\n  t = Concat <axis = 0> (s, s)\n  u = Expand(c, t)\n  v = Cast <to = 1> (u)\n"
-        "  y = MatMul(v, x)\n",
+        (
+            "  s = Shape <start: int = 0, end: int = 1> (x)\n  t = Concat <axis = 0> (s, s)\n  u = Expand(c, t)\n"
+            "  v = Cast <to = 1> (u)\n  y = MatMul(v, x)\n"
+        ),
         False,
     ),
     "a loop": (
-        "  n = Constant <value = int64 {3}> ()\n  y = Loop (n, c, x) <body = g1 (int64 i, bool k, p) => (k_out, q) {\n"
-        "    k_out = Identity(k)\n    q = Concat <axis = 1> (p, p)\n  }>\n",
+        (
+            "  n = Constant <value = int64 {3}> ()\n  y = Loop (n, c, x) <body = g1 (int64 i, bool k, p) => (k_out, q) {\n"
+            "    k_out = Identity(k)\n    q = Concat <axis = 1> (p, p)\n  }>\n"
+        ),
         False,
     ),
 }
