@@ -60,6 +60,7 @@ def unit(session: nox.Session) -> None:
         "tests/runtime",
         "tests/native",
         "tests/cli",
+        "tests/examples",
     )
 
 

@@ -203,7 +203,10 @@ def noise_for(pictures: int, height: int = SIZE, width: int = SIZE) -> tuple[tor
 
 
 def show_pictures(model: SmallDiT, session: onnxruntime.InferenceSession, plan: Plan, folder: Path) -> bool:
-    """Draw with both sides at two picture sizes, save what they drew; whether it is the same."""
+    """Draw with both sides, save what they drew; whether it is the same.
+
+    Also at a size that the network has never seen: it may draw nonsense there, and both sides must draw the same nonsense.
+    """
     same = True
     for height, width in ((SIZE, SIZE), OTHER_SIZE):
         noise, labels = noise_for(plan.pictures, height, width)
