@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from qknorm_onnx.serving.decoder_ports import read_ports
 from qknorm_onnx.serving.sampling import Sampling, sampling_of
 from qknorm_onnx.serving.text_stream import TextStream
 from qknorm_onnx.serving.token_sources import Rows, Tokens, genai_tokens, session_tokens, why_not_genai
-from qknorm_onnx.serving.tokens import Tokenizer, as_chat, load_tokenizer
+from qknorm_onnx.serving.tokens import TOKENIZER_NAME, Tokenizer, as_chat, load_tokenizer
 
 Runtime = Literal["auto", "genai", "onnxruntime"]
 Finish = Literal["end", "stop", "length"]
@@ -31,7 +32,7 @@ class Generation:
     `texts`: the continuations without the prompts, special tokens and stop strings; empty where the folder has no tokenizer.
     `tokens`: their ids, the one that ended a row included. `finished`: "end" by an end token, "stop" by a stop string, "length"
     by the number of tokens. `runtime`: who ran, "genai" or "onnxruntime", and `reason`: why not genai where it could not be.
-    `seconds` is all steps and the loading, `first_seconds` up to the first token.
+    `seconds` is all steps, the first of which reads the prompts, `first_seconds` up to the first token; loading is in neither.
     """
 
     texts: tuple[str, ...]
@@ -197,8 +198,8 @@ def _rows(
     is_text = [isinstance(prompt, str) for prompt in given]
     if any(is_text) and not all(is_text):
         raise InputError("prompts are texts or token ids, not both in one call")
-    has_tokenizer = (folder.path / "tokenizer.json").is_file()
-    tokenizer = load_tokenizer(folder.path) if all(is_text) or needs_text or has_tokenizer else None
+    is_readable = (folder.path / TOKENIZER_NAME).is_file() and importlib.util.find_spec("tokenizers") is not None
+    tokenizer = load_tokenizer(folder.path) if all(is_text) or needs_text or is_readable else None
     if chat and not all(is_text):
         raise InputError("a chat template takes texts, and token ids are given")
     rows: list[list[int]] = []

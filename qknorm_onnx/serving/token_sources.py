@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -51,15 +52,26 @@ def genai_tokens(folder: DecoderFolder, rows: Rows, sampling: Sampling, *, max_n
     if not sampling.is_greedy:
         options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
         options |= {} if sampling.seed is None else {"random_seed": sampling.seed}
-    try:
+    with _one_line(folder):
         model = onnxruntime_genai.Model(str(folder.path))
         params = onnxruntime_genai.GeneratorParams(model)
         params.set_search_options(**options)
         generator = onnxruntime_genai.Generator(model, params)
+    return _genai_steps(folder, generator, tokens)
+
+
+def _genai_steps(folder: DecoderFolder, generator: Any, tokens: npt.NDArray[np.int32]) -> Iterator[Tokens]:
+    with _one_line(folder):
         generator.append_tokens(tokens)
         while not generator.is_done():
             generator.generate_next_token()
             yield np.asarray(generator.get_next_tokens(), dtype=np.int64)
+
+
+@contextlib.contextmanager
+def _one_line(folder: DecoderFolder) -> Iterator[None]:
+    try:
+        yield
     except RuntimeError as error:
         raise InputError(f"onnxruntime-genai does not run {folder.path}: {first_line(error)}") from error
 

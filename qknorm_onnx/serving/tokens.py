@@ -27,18 +27,20 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of `folder`, by the package `tokenizers`, or onnxruntime-genai's own.
+    """The tokenizer of `folder`, by the package `tokenizers`.
+
+    onnxruntime-genai 0.18 has one of its own, which leaves out the tokens that a model expects at the beginning of a text.
 
     Raises:
-        InputError: the folder has none, it is damaged, or neither package is installed.
+        InputError: the folder has none, it is damaged, or the package is not installed.
     """
     file = folder / TOKENIZER_NAME
     if not file.is_file():
         raise InputError(f"{folder} has no {TOKENIZER_NAME}: copy the model's into it, or give token ids instead of text")
     try:
         import tokenizers
-    except ImportError:
-        return _GenaiTokenizer(folder)
+    except ImportError as error:
+        raise InputError("text needs its tokenizer: pip install tokenizers (or 'qknorm-onnx[genai]')") from error
     try:
         return _FastTokenizer(tokenizers.Tokenizer.from_file(str(file)))
     except Exception as error:  # the package raises Exception itself
@@ -46,7 +48,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 class _FastTokenizer:
-    """The package `tokenizers`."""
+    """A tokenizer of that package."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -58,29 +60,6 @@ class _FastTokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
-
-
-class _GenaiTokenizer:
-    """onnxruntime-genai's own, where `tokenizers` is not installed."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            import onnxruntime_genai
-        except ImportError as error:
-            raise InputError("text needs a tokenizer: pip install tokenizers (or 'qknorm-onnx[genai]')") from error
-        try:
-            self._tokenizer = onnxruntime_genai.Tokenizer(onnxruntime_genai.Model(str(folder)))
-        except RuntimeError as error:
-            raise InputError(f"onnxruntime-genai cannot read the tokenizer of {folder}: {first_line(error)}") from error
-
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
-        self._tokenizer.update_options(add_special_tokens="true" if special else "false")
-        return [int(token) for token in self._tokenizer.encode(text)]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        import numpy as np
-
-        return str(self._tokenizer.decode(np.asarray(tokens, dtype=np.int32)))
 
 
 def as_chat(folder: Path, prompt: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import sys
 
 import pytest
 import torch
+import transformers
 
 import qknorm_onnx as qk
 from qknorm_onnx.cli.main import run
@@ -136,14 +138,23 @@ def test_without_genai_onnxruntime_serves(made, monkeypatch):
         qk.generate(made.folder, PROMPTS, runtime="genai")
 
 
-def test_without_the_package_tokenizers_genai_reads_the_text(made, monkeypatch):
+def test_without_the_package_tokenizers_only_token_ids(made, monkeypatch):
+    rows = [list(prompt.encode()) for prompt in PROMPTS]
     expected = qk.generate(made.folder, PROMPTS, max_new_tokens=8)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tokenizers" else find_spec(name))
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    result = qk.generate(made.folder, PROMPTS, max_new_tokens=8)
-    assert result.tokens == expected.tokens
-    tokenizer = load_tokenizer(made.folder)
-    for prompt in PROMPTS:
-        assert tokenizer.encode(prompt) == list(prompt.encode()) and tokenizer.decode(list(prompt.encode())) == prompt
+    assert qk.generate(made.folder, rows, max_new_tokens=8).tokens == expected.tokens
+    with pytest.raises(InputError, match="pip install tokenizers"):
+        qk.generate(made.folder, PROMPTS, max_new_tokens=8)
+
+
+def test_the_example_reads_bytes_after_the_document_mark(request):
+    folder = request.config.rootpath / "examples" / "byte_qwen3"
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.encode("Grüße") == [0, *"Grüße".encode()] and tokenizer.decode([0, *"Grüße".encode()]) == "Grüße"
+    assert tokenizer.encode("a", special=False) == [97]
+    assert transformers.AutoTokenizer.from_pretrained(folder)("Grüße").input_ids == [0, *"Grüße".encode()]
 
 
 def test_a_chat_is_written_by_the_folders_template(made):
