@@ -221,7 +221,7 @@ void Arguments::positions(const AttentionProblem& problem, const int64_t* cache_
   integer(fixed ? 1 : offset ? 2 : 0);
   integer(fixed || offset ? 0 : problem.past_rows);
   integer(problem.num_new_keys);
-  integer(problem.total_rows);
+  integer(std::min(problem.total_rows, problem.columns_of_bias));  // nothing is read behind the bias
 }
 
 void Arguments::no_positions(int64_t length) {

@@ -62,7 +62,9 @@ bool run_attention(uint64_t seed, Random& random, const qknorm_executor* executo
   Tensor key = output(dtype, shapes.present_key, 4);
   Tensor value = output(dtype, shapes.present_value, 4);
   const bool with_present = random.chance(0.7);
-  const bool in_place = call.inputs[spec::kAttentionInputCacheLength].given() && random.chance(0.7);
+  const bool has_room = call.inputs[spec::kAttentionInputCacheLength].given() &&
+                        shapes.present_key[2] == call.inputs[spec::kAttentionInputPastKey].dims()[2];
+  const bool in_place = has_room && random.chance(0.7);
   void* key_buffer = in_place ? call.inputs[spec::kAttentionInputPastKey].data() : key.data();
   void* value_buffer = in_place ? call.inputs[spec::kAttentionInputPastValue].data() : value.data();
   const int32_t run =

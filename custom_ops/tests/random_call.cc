@@ -141,22 +141,27 @@ int64_t add_cache(Random& random, const Sizes& s, std::vector<Tensor>& inputs) {
   }
   if (kind == 0 || kind == 3) return s.new_keys;
   const int64_t past = random.pick({0, 1, 7, 130, 300});
-  const int64_t rows = kind == 2 ? past + s.new_keys : past;
+  const int64_t rows = kind == 2 ? past + random.pick({0, s.new_keys / 2, s.new_keys, s.new_keys + 3}) : past;
   inputs[spec::kAttentionInputPastKey] = normal_tensor(random, s.dtype, {s.batch, s.kv_heads, rows, s.head_size}, 0, 1);
   inputs[spec::kAttentionInputPastValue] =
       normal_tensor(random, s.dtype, {s.batch, s.kv_heads, rows, s.value_size}, 0, 1);
   if (kind == 1) return past + s.new_keys;
   Tensor& length = inputs[spec::kAttentionInputCacheLength] = Tensor(QKNORM_INT64, {s.batch});
+  int64_t total = rows;
   for (int64_t i = 0; i < s.batch; ++i) {
     const int64_t value = random.integer(0, past);
     std::memcpy(static_cast<char*>(length.data()) + 8 * i, &value, 8);
+    total = std::max(total, value + s.new_keys);
   }
-  return rows;
+  return total;
 }
 
 void add_bias(Random& random, const Sizes& s, int64_t total, std::vector<Tensor>& inputs) {
   if (random.chance(0.5)) return;
-  const std::vector<int64_t> dims = broadcastable(random, {s.batch, s.q_heads, s.length, total});
+  std::vector<int64_t> dims = broadcastable(random, {s.batch, s.q_heads, s.length, total});
+  if (inputs[spec::kAttentionInputCacheLength].given() && !dims.empty() && random.chance(0.5)) {
+    dims.back() = random.integer(std::min<int64_t>(1, dims.back()), dims.back());
+  }
   Tensor& bias = inputs[spec::kAttentionInputAttentionBias];
   if (random.chance(0.5)) {
     bias = Tensor(QKNORM_BOOL, dims);

@@ -27,7 +27,7 @@ from qknorm_onnx.spec.qk_norm_spec import (
     rotates_before_norm,
     spans_heads,
 )
-from qknorm_onnx.spec.shape_inference import check_attention_inputs, check_rotary_inputs
+from qknorm_onnx.spec.shape_inference import check_attention_inputs, check_cache_length, check_rotary_inputs
 from qknorm_onnx.spec.signature import FARTHEST_POSITION
 
 Array = npt.NDArray[Any]  # float64, computed here
@@ -51,18 +51,22 @@ def qk_norm_attention(spec: QKNormSpec, inputs: Mapping[str, Tensor | None]) -> 
         SpecError: shapes that contradict the spec or each other, or a length out of range; the message names the input.
     """
     given = {name: np.asarray(value) for name, value in inputs.items() if value is not None}
-    check_attention_inputs(spec, {name: value.shape for name, value in given.items()})
+    shapes = {name: value.shape for name, value in given.items()}
+    check_attention_inputs(spec, shapes)
     tensors = {name: _as_float64(value) for name, value in given.items()}
 
     query_bhsd = _prepare_side(spec.query_preparation, tensors, "query")
     key_bhsd = _prepare_side(spec.key_preparation, tensors, "key")
     value_bhsd = split_heads(tensors["value"], spec.attention.kv_num_heads).transpose(0, 2, 1, 3)
     cache_length = given.get("cache_length")
+    if cache_length is not None:
+        total = check_cache_length(shapes, [int(valid) for valid in cache_length])
+        tensors |= {name: with_room(tensors[name], total) for name in ("past_key", "past_value")}
     present_key = append_to_cache(tensors.get("past_key"), key_bhsd, cache_length)
     present_value = append_to_cache(tensors.get("past_value"), value_bhsd, cache_length)
 
     logits = attention_logits(spec.attention, query_bhsd, present_key)
-    bias = given.get("attention_bias")
+    bias = whole_bias(given.get("attention_bias"), present_key.shape[2])
     if bias is not None and bias.dtype != np.bool_:
         logits = logits + _as_float64(bias)
     valid_keys = None if cache_length is None else cache_length + key_bhsd.shape[2]
@@ -73,6 +77,7 @@ def qk_norm_attention(spec: QKNormSpec, inputs: Mapping[str, Tensor | None]) -> 
         first_query=first_query_positions(given, query_bhsd.shape[0]),
         valid_keys=valid_keys,
     )
+    visible &= columns_of_bias(given.get("attention_bias"), present_key.shape[2])
     if bias is not None and bias.dtype == np.bool_:
         visible = visible & bias
     weights = softmax_of_visible(logits, visible, sink=tensors.get("head_sink"))
@@ -238,11 +243,26 @@ def append_to_cache(past: Array | None, new_bhsd: Array, cache_length: Tensor | 
         return np.concatenate([past, new_bhsd], axis=2)
     present = past.copy()
     for row, valid in enumerate(cache_length.astype(np.int64)):
-        end = int(valid) + new_bhsd.shape[2]
-        if not 0 <= int(valid) <= end <= past.shape[2]:
-            raise SpecError(f"cache_length[{row}] is {valid}: {new_bhsd.shape[2]} new entries do not fit into {past.shape[2]}")
-        present[row, :, int(valid) : end] = new_bhsd[row]
+        present[row, :, int(valid) : int(valid) + new_bhsd.shape[2]] = new_bhsd[row]
     return present
+
+
+def with_room(past: Array, total: int) -> Array:
+    """past with zeros behind it, `total` entries in all: what neither the past had nor the new tokens fill."""
+    return np.pad(past, [(0, 0), (0, 0), (0, total - past.shape[2]), (0, 0)])
+
+
+def columns_of_bias(bias: Tensor | None, num_keys: int) -> npt.NDArray[np.bool_]:
+    """Which keys a bias has a column for, (T); one column, or none at all, is for every key."""
+    columns = num_keys if bias is None or bias.ndim == 0 or bias.shape[-1] == 1 else bias.shape[-1]
+    return np.arange(num_keys) < columns
+
+
+def whole_bias(bias: Tensor | None, num_keys: int) -> Tensor | None:
+    """A bias with 0 or False for the keys behind its last column, which are not seen."""
+    if bias is None or bias.ndim == 0 or bias.shape[-1] in (1, num_keys):
+        return bias
+    return np.pad(bias, [(0, 0)] * (bias.ndim - 1) + [(0, num_keys - bias.shape[-1])])
 
 
 def attention_logits(spec: AttentionSpec, query_bhsd: Array, key_bhsd: Array) -> Array:

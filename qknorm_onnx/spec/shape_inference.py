@@ -65,9 +65,30 @@ def check_attention_inputs(spec: QKNormSpec, shapes: Shapes) -> None:
     _check_tables(spec.rotary, shapes, key, head_size, num_heads=table_heads)
     _check_cache(spec, shapes)
     if "attention_bias" in shapes:
-        check_broadcast("attention_bias", shapes["attention_bias"], [query[0], q_heads, query[1], _total_keys(shapes)])
+        _check_bias(shapes, q_heads)
     if "head_sink" in shapes:
         _check_exact("head_sink", shapes["head_sink"], [q_heads])
+
+
+def check_cache_length(shapes: Shapes, lengths: Sequence[int]) -> int:
+    """T for the values of `cache_length`, all of `shapes` (that `check_attention_inputs` passed) being numbers.
+
+    Raises SpecError, naming the row or the bias, if the buffers have no such entries or the bias more columns than T.
+    """
+    past, new = (shapes[name][axis] for name, axis in (("past_key", 2), ("key", 1)))
+    assert isinstance(past, int) and isinstance(new, int), "a run knows its sizes"
+    for row, valid in enumerate(lengths):
+        if not 0 <= valid <= past:
+            raise SpecError(
+                f"cache_length[{row}] is {valid}; it must be within 0 .. {past}, as many entries as past_key "
+                f"{_text(shapes['past_key'])} has"
+            )
+    total = max(past, max(lengths, default=0) + new) if lengths else past
+    bias = shapes.get("attention_bias", ())
+    columns = bias[-1] if bias else 1
+    if isinstance(columns, int) and columns > max(total, 1):
+        raise SpecError(f"attention_bias has shape {_text(bias)}; there are {total} keys")
+    return total
 
 
 def check_rotary_inputs(spec: QKNormRotarySpec, shapes: Shapes) -> None:
@@ -98,10 +119,10 @@ def _total_keys(shapes: Shapes) -> Dim:
     if "past_key" not in shapes:
         return new
     past = shapes["past_key"][2]
-    if "cache_length" in shapes:
-        return past
     if past == 0:
         return new
+    if "cache_length" in shapes:
+        return past if new == 0 else None  # no shape says how many are valid
     return past + new if isinstance(past, int) and isinstance(new, int) else None
 
 
@@ -235,6 +256,18 @@ def _check_cache(spec: QKNormSpec, shapes: Shapes) -> None:
     for name in ("cache_length", "query_offset"):
         if name in shapes:
             _check_exact(name, shapes[name], [batch])
+
+
+def _check_bias(shapes: Shapes, q_heads: int) -> None:
+    query, key, bias = shapes["query"], shapes["key"], shapes["attention_bias"]
+    if "cache_length" not in shapes or not bias:
+        check_broadcast("attention_bias", bias, [query[0], q_heads, query[1], _total_keys(shapes)])
+        return
+    check_broadcast("attention_bias", bias, [query[0], q_heads, query[1], bias[-1]])
+    columns, past, new = bias[-1], shapes["past_key"][2], key[1]
+    most = past + new if isinstance(past, int) and isinstance(new, int) else None
+    if isinstance(columns, int) and most is not None and columns > max(most, 1):
+        raise SpecError(f"attention_bias has shape {_text(bias)}; there are at most {most} keys")
 
 
 def _text(shape: Shape) -> str:

@@ -7,8 +7,8 @@ Legend of the dimension letters, used in every docstring, message and table of t
 | B | batch |
 | S | new query positions |
 | N | new key / value positions |
-| P | cached key / value positions (with `cache_length`: the capacity of the cache) |
-| T | all key / value positions: P + N, or P where `cache_length` is given |
+| P | cached key / value positions (with `cache_length`: entries of the past buffers) |
+| T | all key / value positions: P + N, or max(P, largest `cache_length` + N) where that is given |
 | Hq, Hkv | query heads, key / value heads |
 | D, Dv | size of a query / key head, of a value head |
 | R, W | rotated values of a head; width of the cos / sin tables, R or R / 2 |
@@ -102,7 +102,8 @@ ATTENTION_INPUTS: Final[tuple[TensorSignature, ...]] = (
     _tensor(
         "attention_bias",
         "broadcastable to (B, Hq, S, T)",
-        "added to the logits, or where a bool is False the key is not seen",
+        "added to the logits, or where a bool is False the key is not seen; with cache_length it may have fewer columns than "
+        "T, and keys behind the last one are not seen",
         constraint="bool, T or float",
         optional=True,
     ),
@@ -112,7 +113,8 @@ ATTENTION_INPUTS: Final[tuple[TensorSignature, ...]] = (
     _tensor(
         "cache_length",
         "(B)",
-        "the past buffers have a fixed size: so many entries of each row are valid, the new ones are written behind them",
+        "so many entries of each row of the past buffers are valid; the new ones are written behind them, and buffers without "
+        "room for them grow",
         constraint="int64",
         optional=True,
     ),

@@ -60,5 +60,6 @@ def with_unused_entries(cases: Sequence[Case], outputs: dict[str, Array], dtype:
                 found[name] = np.array(found[name])
                 given = case.inputs[f"past_{side}"].astype(NUMPY_TYPES[dtype])
                 for row, valid in enumerate(case.inputs["cache_length"]):
-                    found[name][row, :, int(valid) + new :] = given[row, :, int(valid) + new :]
+                    found[name][row, :, int(valid) + new :] = 0
+                    found[name][row, :, int(valid) + new : given.shape[2]] = given[row, :, int(valid) + new :]
     return found

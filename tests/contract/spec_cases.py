@@ -181,6 +181,11 @@ def mask_cases() -> Iterator[Case]:
         yield case(f"bias-past-{values}", inputs=(*gains, bias), sizes={"past_length": 3}, is_causal=True, num_outputs=3)
         yield case(f"bias-sink-{values}", inputs=(*gains, bias, sink), left_window_size=2)
         yield case(f"bias-cache-{values}", inputs=(*gains, bias), sizes={"past_length": 3, "capacity": 11}, num_outputs=3)
+        short = optional("attention_bias", "(B, 1, S, K)", values)
+        for capacity in (3, 4, 11):
+            sizes = {"past_length": 3, "capacity": capacity, "batch": 3, "length": 4}
+            name = f"bias-fewer-columns-{values}-{capacity}"
+            yield case(name, inputs=(*gains, short), sizes=sizes, is_causal=capacity != 4, num_outputs=3)
         rows = case(f"masked-rows-{values}", inputs=(*gains, bias), heads=(6, 2))
         mask = rows.inputs["attention_bias"]
         mask[0, 0, 0, :] = False if values == "bool mask" else -np.inf
@@ -204,6 +209,13 @@ def cache_cases() -> Iterator[Case]:
             yield case(f"{name}-no-present", inputs=with_tables, rotary=rotary, sizes=sizes, is_causal=causal)
             fixed = {**sizes, "capacity": past + length + 3, "batch": 3}
             yield case(f"{name}-fixed", inputs=with_tables, rotary=rotary, sizes=fixed, is_causal=causal, num_outputs=3)
+            for room in (0, 1):
+                grown = {**sizes, "capacity": past + room, "batch": 3}
+                grown_name = f"{name}-grown-{room}"
+                yield case(grown_name, inputs=with_tables, rotary=rotary, sizes=grown, is_causal=causal, num_outputs=3)
+    for heads in ((4, 2), (6, 2), (3, 1)):
+        sizes = {"past_length": 5, "capacity": 5, "batch": 3, "length": 2, "seed": 3}
+        yield case(f"cache-grown-{heads}", heads=heads, inputs=gains, sizes=sizes, is_causal=True, num_outputs=3)
     yield case("cache-key-only-output", inputs=gains, sizes={"past_length": 2}, num_outputs=2)
     full = {"past_length": 4, "capacity": 9, "length": 2}
     yield case("cache-fixed-window", inputs=gains, sizes=full, is_causal=True, left_window_size=2, num_outputs=3)
@@ -227,6 +239,8 @@ def empty_cases() -> Iterator[Case]:
         yield case(f"empty-past-{sizes}", inputs=(*gains, mask), sizes={**sizes, "past_length": 3}, num_outputs=3)
         fixed = {**sizes, "past_length": 3, "capacity": 9}
         yield case(f"empty-fixed-{sizes}", inputs=gains, sizes=fixed, num_outputs=3, is_causal=True)
+        grown = {**sizes, "past_length": 3, "capacity": 3}
+        yield case(f"empty-grown-{sizes}", inputs=gains, sizes=grown, num_outputs=3, is_causal=True)
         groups = NormSpec(q_kind="rms", k_kind="rms", axis="hidden", groups=2)
         yield case(f"empty-groups-{sizes}", norm=groups, inputs=gains, sizes=sizes, softcap=5.0)
     yield case("empty-keys", inputs=(*gains, mask), sizes={"key_length": 0})

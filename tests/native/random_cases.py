@@ -162,13 +162,13 @@ def _add_cache(
     if kind in ("none", "offset"):
         return new
     past = int(_pick(rng, 0, 1, int(rng.integers(0, 4 * largest))))
-    rows = past + new + int(rng.integers(0, 5)) if kind == "fixed" else past
+    rows = past + int(_pick(rng, 0, int(rng.integers(0, new + 1)), new, new + int(rng.integers(0, 5)))) if kind == "fixed" else past
     inputs["past_key"] = rng.normal(0.0, 1.0, (batch, kv_heads, rows, head_size))
     inputs["past_value"] = rng.normal(0.0, 1.0, (batch, kv_heads, rows, value_size))
     if kind == "past":
         return past + new
-    inputs["cache_length"] = rng.integers(0, rows - new + 1, batch)
-    return rows
+    inputs["cache_length"] = rng.integers(0, rows + 1, batch)
+    return max(rows, int(inputs["cache_length"].max(initial=-new)) + new)
 
 
 def _add_bias(rng: np.random.Generator, inputs: dict[str, Tensor], target: tuple[int, ...]) -> None:
@@ -176,6 +176,8 @@ def _add_bias(rng: np.random.Generator, inputs: dict[str, Tensor], target: tuple
     if kind == "none":
         return
     shape = _broadcastable(rng, target)
+    if "cache_length" in inputs and shape and shape[-1] > 1 and _chance(rng):
+        shape = (*shape[:-1], int(rng.integers(1, shape[-1] + 1)))
     if kind == "bool":
         inputs["attention_bias"] = rng.random(shape) < 0.8
         return

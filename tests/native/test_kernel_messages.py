@@ -54,9 +54,9 @@ def good_inputs() -> dict[str, Any]:
             {
                 "past_key": np.ones((2, 2, 5, 8), F32),
                 "past_value": np.ones((2, 2, 5, 8), F32),
-                "cache_length": np.array([0, 3]),
+                "cache_length": np.array([5, 6]),
             },
-            "cache_length[1] is 3; 3 new entries do not fit behind it into past_key (2, 2, 5, 8)",
+            "cache_length[1] is 6; it must be within 0 .. 5, as many entries as past_key (2, 2, 5, 8) has",
         ),
         (
             SPEC,

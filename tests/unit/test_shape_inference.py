@@ -44,6 +44,9 @@ def test_inferred_shapes_are_those_of_the_result(variant: Variant, sizes: dict[s
     inputs = example_inputs(variant, **sizes)
     result = qk_norm_attention(variant.spec, inputs)
     inferred = infer_attention_outputs(variant.spec, {name: value.shape for name, value in inputs.items()})
+    if "capacity" in sizes:  # only the lengths say whether the buffers grow
+        assert inferred["present_key"][2] is inferred["present_value"][2] is None
+        inferred["present_key"][2] = inferred["present_value"][2] = 9
     assert {name: list(value.shape) for name, value in result.items()} == inferred
 
 
@@ -55,11 +58,13 @@ def test_symbols_pass_through() -> None:
     assert inferred["present_key"] == ["batch", 2, "sequence", 8]
 
 
-def test_a_symbolic_past_gives_an_unknown_total_and_a_fixed_cache_its_own() -> None:
+def test_no_shape_says_how_large_buffers_become() -> None:
     shapes = SHAPES | {"past_key": [3, 2, "past", 8], "past_value": [3, 2, "past", 6]}
     assert infer_attention_outputs(SPEC, shapes)["present_key"] == [3, 2, None, 8]
     fixed = shapes | {"cache_length": [3]}
-    assert infer_attention_outputs(SPEC, fixed)["present_value"] == [3, 2, "past", 6]
+    assert infer_attention_outputs(SPEC, fixed)["present_value"] == [3, 2, None, 6]
+    empty = fixed | {"past_key": [3, 2, 0, 8], "past_value": [3, 2, 0, 6]}
+    assert infer_attention_outputs(SPEC, empty)["present_value"] == [3, 2, 5, 6]
 
 
 def test_unknown_widths_are_no_contradiction() -> None:

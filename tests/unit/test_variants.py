@@ -107,7 +107,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     with pytest.raises(SpecError, match="qwen3 rotates q and k with one table"):
         example_inputs(VARIANTS["qwen3"], length=3, key_length=4)
     with pytest.raises(SpecError, match="capacity 6"):
-        example_inputs(VARIANTS["qwen3"], length=3, past_length=4, capacity=6)
+        example_inputs(VARIANTS["qwen3"], length=3, past_length=7, capacity=6)
     with pytest.raises(SpecError, match="capacity 6"):
         example_inputs(VARIANTS["qwen3"], capacity=6)
 

@@ -40,8 +40,8 @@ int64_t bytes_of(const AttentionProblem& p, int64_t rows, int64_t row_size) {
   return p.batch * p.kv_heads * rows * row_size * value_bytes;
 }
 
-// A present buffer may be the past buffer itself, where cache_length says that it has the same layout; no other
-// overlap.
+// A present buffer may be the past buffer itself, where both have the same layout, with cache_length and room for the
+// new entries; no other overlap.
 std::string check_overlap(const AttentionProblem& p, const char* name, const void* past, const void* present,
                           int64_t row_size) {
   if (past == nullptr || present == nullptr || (past == present && p.past_rows == p.total_rows)) return "";
@@ -51,7 +51,7 @@ std::string check_overlap(const AttentionProblem& p, const char* name, const voi
   const auto present_end = present_begin + static_cast<uintptr_t>(bytes_of(p, p.total_rows, row_size));
   if (past_end <= present_begin || present_end <= past_begin) return "";
   return std::string("present_") + name + " overlaps past_" + name +
-         "; both can be one buffer only with the input cache_length";
+         "; both can be one buffer only with the input cache_length, and where that leaves room for the new entries";
 }
 
 }  // namespace

@@ -276,6 +276,35 @@ std::string check_query_key_value(const spec::AttentionAttributes& a, const qkno
   return "";
 }
 
+// How many entries the rows have with the new ones, and with them the buffers: these grow where there is no room.
+std::string plan_rows(const qknorm_tensor& past_key, AttentionProblem* p) {
+  p->longest_row = 0;
+  for (int64_t row = 0; row < p->batch; ++row) {
+    const int64_t valid = p->cache_length[row];
+    if (valid < 0 || valid > p->past_rows) {
+      return "cache_length[" + std::to_string(row) + "] is " + std::to_string(valid) + "; it must be within 0 .. " +
+             std::to_string(p->past_rows) + ", as many entries as past_key " + shape_text(past_key) + " has";
+    }
+    p->longest_row = std::max(p->longest_row, valid + p->num_new_keys);
+  }
+  p->total_rows = std::max(p->past_rows, p->longest_row);
+  return "";
+}
+
+// The bias, which with cache_length may lack columns: keys behind its last one are not seen.
+std::string plan_bias(const qknorm_tensor& bias, AttentionProblem* p) {
+  const bool may_lack_columns = p->cache_length != nullptr && bias.rank > 0;
+  const int64_t columns = may_lack_columns ? bias.dims[bias.rank - 1] : p->total_rows;
+  const std::string wrong =
+      broadcast("attention_bias", bias, {p->batch, p->q_heads, p->num_queries, columns}, &p->bias);
+  if (!wrong.empty() || !may_lack_columns || columns == 1) return wrong;
+  p->columns_of_bias = columns;
+  if (columns <= p->total_rows) return "";
+  const int64_t most = p->past_rows + p->num_new_keys;
+  return "attention_bias has shape " + shape_text(bias) + "; there are " +
+         (columns > most ? "at most " + std::to_string(most) : std::to_string(p->total_rows)) + " keys";
+}
+
 // Past buffers, cache_length and query_offset; sets everything that depends on them.
 std::string plan_cache(const qknorm_tensor* inputs, AttentionProblem* p) {
   const qknorm_tensor& past_key = inputs[spec::kAttentionInputPastKey];
@@ -303,21 +332,13 @@ std::string plan_cache(const qknorm_tensor* inputs, AttentionProblem* p) {
     p->past_value = past_value.data;
     p->past_rows = past_key.dims[2];
   }
-  p->total_rows = is_given(cache_length) ? p->past_rows : p->past_rows + p->num_new_keys;
+  p->total_rows = p->longest_row = p->past_rows + p->num_new_keys;
   if (is_given(cache_length)) wrong = check_exact("cache_length", cache_length, {p->batch});
   if (wrong.empty() && is_given(query_offset)) wrong = check_exact("query_offset", query_offset, {p->batch});
   if (!wrong.empty()) return wrong;
   p->cache_length = is_given(cache_length) ? static_cast<const int64_t*>(cache_length.data) : nullptr;
   p->query_offset = is_given(query_offset) ? static_cast<const int64_t*>(query_offset.data) : nullptr;
-  for (int64_t row = 0; is_given(cache_length) && row < p->batch; ++row) {
-    const int64_t valid = p->cache_length[row];
-    if (valid < 0 || valid > p->past_rows - p->num_new_keys) {
-      return "cache_length[" + std::to_string(row) + "] is " + std::to_string(valid) + "; " +
-             std::to_string(p->num_new_keys) + " new entries do not fit behind it into past_key " +
-             shape_text(past_key);
-    }
-  }
-  return "";
+  return is_given(cache_length) ? plan_rows(past_key, p) : "";
 }
 
 std::string plan_logits(const spec::AttentionAttributes& a, const qknorm_tensor* inputs, AttentionProblem* p) {
@@ -330,9 +351,8 @@ std::string plan_logits(const spec::AttentionAttributes& a, const qknorm_tensor*
   const qknorm_tensor& bias = inputs[spec::kAttentionInputAttentionBias];
   const qknorm_tensor& sink = inputs[spec::kAttentionInputHeadSink];
   std::string wrong;
-  if (is_given(bias)) {
-    wrong = broadcast("attention_bias", bias, {p->batch, p->q_heads, p->num_queries, p->total_rows}, &p->bias);
-  }
+  p->columns_of_bias = kUnlimited;
+  if (is_given(bias)) wrong = plan_bias(bias, p);
   if (wrong.empty() && is_given(sink)) {
     wrong = check_exact("head_sink", sink, {p->q_heads});
     if (wrong.empty()) wrong = broadcast("head_sink", sink, {p->q_heads}, &p->sink);

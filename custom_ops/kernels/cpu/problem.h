@@ -70,6 +70,7 @@ struct AttentionProblem {
   int64_t value_size;  // Dv
   int64_t past_rows;   // P, rows of the past buffers
   int64_t total_rows;  // T, rows of the present buffers
+  int64_t longest_row;  // the most valid entries that a row has after the call
   PreparationPlan query;
   PreparationPlan key;
   const void* value;
@@ -86,6 +87,7 @@ struct AttentionProblem {
   int64_t keys_before;  // a query at p sees keys from p - keys_before ...
   int64_t keys_after;   // ... to p + keys_after
   StridedInput bias;    // QKNORM_BOOL: a mask
+  int64_t columns_of_bias;  // keys from here on are not seen
   StridedInput sink;    // stride[1] over the heads
 };
 

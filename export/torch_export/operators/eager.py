@@ -58,7 +58,9 @@ def attention(spec: QKNormSpec, inputs: Tensors) -> Outputs:
     keys, values = (_without_unused_entries(cache.to(wide), used) for cache in (present_key, present_value))
     logits = attention_logits(spec.attention, query_bhsd, keys)
     visible = visible_keys(spec.attention, logits, _first_query_positions(inputs, logits), used)
-    bias = inputs.get("attention_bias")
+    bias, seen = _whole_bias(inputs, all_keys)
+    if seen is not None:
+        visible = seen if visible is None else visible & seen
     if bias is not None and bias.dtype == torch.bool:
         visible = bias if visible is None else visible & bias
     elif bias is not None:
@@ -198,14 +200,25 @@ def _table_per_value(spec: RotarySpec, table: Tensor, size: int) -> Tensor:
 
 
 def append_to_cache(past: Tensor | None, new_bhsd: Tensor, cache_length: Tensor | None) -> Tensor:
-    """past ++ new, or past with the new entries written behind the `cache_length` valid ones of each row."""
+    """past ++ new, or past with the new entries written behind the `cache_length` valid ones of each row, which grows for them."""
     if past is None:
         return new_bhsd
     past = past.to(new_bhsd.dtype)
     if cache_length is None:
         return torch.cat([past, new_bhsd], dim=2)
+    missing = int(cache_length.max()) + new_bhsd.shape[2] - past.shape[2] if cache_length.numel() else 0
+    past = torch.nn.functional.pad(past, (0, 0, 0, max(missing, 0)))
     places = cache_length[:, None] + _entries(new_bhsd.shape[2], new_bhsd)
     return past.scatter(2, places[:, None, :, None].expand(new_bhsd.shape), new_bhsd)
+
+
+def _whole_bias(inputs: Tensors, num_keys: int) -> tuple[Tensor | None, Tensor | None]:
+    """The bias, with zeros for keys behind its last column where it lacks some, and which keys (T) are not behind it."""
+    bias = inputs.get("attention_bias")
+    if bias is None or "cache_length" not in inputs or bias.ndim == 0 or bias.shape[-1] in (1, num_keys):
+        return bias, None
+    columns = bias.shape[-1]
+    return torch.nn.functional.pad(bias, (0, num_keys - columns)), _entries(num_keys, bias) < columns
 
 
 def _entries(count: int, like: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from qknorm_onnx.spec.attributes import from_attributes, to_attributes
 from qknorm_onnx.spec.cuda_support import CUDA_DTYPES, cuda_refusal
 from qknorm_onnx.spec.qk_norm_spec import QKNormRotarySpec, QKNormSpec, SpecError
-from qknorm_onnx.spec.shape_inference import check_attention_inputs, check_rotary_inputs
+from qknorm_onnx.spec.shape_inference import check_attention_inputs, check_cache_length, check_rotary_inputs
 from qknorm_onnx.spec.signature import ATTENTION_INPUTS, ROTARY_INPUTS, TensorSignature
 from qknorm_onnx.torch_export.operators import eager
 
@@ -126,12 +126,17 @@ def _checked_rotary(arguments: Sequence[Tensor | None], text: str) -> tuple[QKNo
 
 
 def _check_room_in_cache(inputs: Inputs) -> None:
+    """A torch operator has outputs whose sizes are known before it runs: here buffers do not grow."""
     if "cache_length" not in inputs or not inputs["cache_length"].numel():
         return
     new, capacity = inputs["key"].shape[1], inputs["past_key"].shape[2]
     low, high = (int(bound) for bound in inputs["cache_length"].aminmax())
     if low < 0 or high + new > capacity:
-        raise ValueError(f"cache_length is {low} to {high}: {new} new entries do not fit into a cache of {capacity}")
+        raise ValueError(
+            f"cache_length is {low} to {high}: {new} new entries do not fit into a cache of {capacity}, which the PyTorch "
+            "operator cannot make larger: give past_key and past_value more entries"
+        )
+    check_cache_length({name: tuple(tensor.shape) for name, tensor in inputs.items()}, [low, high])
 
 
 def _run_attention(*arguments: Tensor | None, spec: str) -> Outputs:

@@ -1,7 +1,8 @@
 """Both operators on the Triton kernels: on CUDA tensors, and on CPU tensors where Triton interprets (TRITON_INTERPRET=1).
 
 Shapes are those of `signature.py` and must have been checked before. Nothing here waits for the GPU; entries of
-`cache_length` that do not fit are not written, and their rows of Y are NaN.
+`cache_length` that do not fit are not written, and their rows of Y are NaN: buffers do not grow here, and a bias with fewer
+columns than there are keys counts as a buffer of that size.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class _Sizes:
     queries: int
     new_keys: int
     all_keys: int
+    keys_with_bias: int
     q_heads: int
     kv_heads: int
     head: int
@@ -145,11 +147,15 @@ def _sizes_of(spec: QKNormSpec, inputs: Tensors) -> _Sizes:
     query, key, value = inputs["query"], inputs["key"], inputs["value"]
     heads, kv_heads = spec.attention.q_num_heads, spec.attention.kv_num_heads
     past = inputs["past_key"].shape[2] if "past_key" in inputs else 0
+    all_keys = past if "cache_length" in inputs else past + key.shape[1]
+    bias = inputs.get("attention_bias")
+    widened = bias is None or "cache_length" not in inputs or bias.ndim == 0 or bias.shape[-1] == 1
     return _Sizes(
         batch=query.shape[0],
         queries=query.shape[1],
         new_keys=key.shape[1],
-        all_keys=past if "cache_length" in inputs else past + key.shape[1],
+        all_keys=all_keys,
+        keys_with_bias=all_keys if widened or bias is None else min(all_keys, bias.shape[-1]),
         q_heads=heads,
         kv_heads=kv_heads,
         head=query.shape[2] // heads,
@@ -223,7 +229,7 @@ def _prepare(
     _launch(
         prologue_kernels.prepare, (triton.cdiv(longest, tile.rows), q_heads + kv_heads, sizes.batch), tile,
         side_q, side_k, rows_of(v_view), rotary_of(q_spec, of_q), rows_of(q), rows_of(keys), rows_of(values),
-        positions_of(inputs, capacity=sizes.all_keys), sizes.queries, q_heads, sizes.kv_heads, sizes.head, sizes.value,
+        positions_of(inputs, capacity=sizes.keys_with_bias), sizes.queries, q_heads, sizes.kv_heads, sizes.head, sizes.value,
         BM=tile.rows, DP=sizes.padded, INTERLEAVED=spec.rotary.interleaved,
         STATISTICS=needs_statistics(q_spec) or needs_statistics(k_spec),
     )  # fmt: skip
@@ -248,11 +254,11 @@ def _run_prefill(
     tile = choices.prefill or prefill_tile(
         sizes.padded, wide=query.dtype == torch.float32, masked=masked, capability=_capability(query)
     )
-    shape = (sizes.batch, sizes.q_heads, sizes.queries, sizes.all_keys)
+    shape = (sizes.batch, sizes.q_heads, sizes.queries, sizes.keys_with_bias)
     _launch(
         prefill_kernels.prefill, (triton.cdiv(sizes.queries, tile.rows), sizes.q_heads, sizes.batch), tile,
         *rows, rows_of(split_heads(y, sizes.q_heads)), mask_of(inputs, shape), logits_of(spec.attention, inputs),
-        positions_of(inputs, capacity=sizes.all_keys), sizes.queries, spec.attention.group_size, sizes.head, sizes.value,
+        positions_of(inputs, capacity=sizes.keys_with_bias), sizes.queries, spec.attention.group_size, sizes.head, sizes.value,
         BM=tile.rows, BN=tile.keys, DP=sizes.padded, CAP=_capped(spec), MASK=masked, PRECISION="tf32x3",
     )  # fmt: skip
 
@@ -288,8 +294,8 @@ def _run_decode(
         side_of(spec.query_preparation, of_q, None), side_of(spec.key_preparation, of_k, None),
         rows_of(split_heads(inputs["value"], sizes.kv_heads)), rotary_of(spec.query_preparation, of_q),
         rows_of(cache[0]), rows_of(cache[1]), out, partial, state,
-        mask_of(inputs, (sizes.batch, sizes.q_heads, 1, sizes.all_keys)), logits,
-        positions_of(inputs, capacity=sizes.all_keys), spec.attention.group_size, sizes.head, sizes.value,
+        mask_of(inputs, (sizes.batch, sizes.q_heads, 1, sizes.keys_with_bias)), logits,
+        positions_of(inputs, capacity=sizes.keys_with_bias), spec.attention.group_size, sizes.head, sizes.value,
         HEADS=HEADS_OF_DECODE, BN=tile.keys, DP=sizes.padded, INTERLEAVED=spec.rotary.interleaved,
         CAP=_capped(spec), MASK=masked, PRECISION="tf32x3",
     )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 import ml_dtypes
+import numpy as np
 import onnx_ir as ir
 
 from qknorm_onnx.graph.canonical.body_builder import KEEP, BodyBuilder, Dim, RuntimeSize
@@ -55,9 +56,18 @@ def limits_view(spec: AttentionSpec, positions: KeyPositions) -> bool:
 
 
 def visible_keys(
-    body: BodyBuilder, spec: AttentionSpec, positions: KeyPositions, *, num_queries: RuntimeSize, num_keys: RuntimeSize
+    body: BodyBuilder,
+    spec: AttentionSpec,
+    positions: KeyPositions,
+    *,
+    num_queries: RuntimeSize,
+    num_keys: RuntimeSize,
+    columns: ir.Value | None = None,
 ) -> ir.Value | None:
-    """Bool (S, T), (B, 1, 1, T) or (B, 1, S, T): what causality, windows and a cache let see. None where nothing is hidden."""
+    """Bool (S, T), (B, 1, 1, T) or (B, 1, S, T): what causality, windows and a cache let see. None where nothing is hidden.
+
+    `columns` (1) is how many keys a bias is given for, with `cache_length`: those behind them are not seen.
+    """
     ahead = 0 if spec.is_causal else spec.right_window_size
     queries = body.op("Unsqueeze", count(body, num_queries, name="query_index"), body.ints(1), name="query_column")
     if positions.first_query is not None:
@@ -66,6 +76,8 @@ def visible_keys(
     end = None if ahead == UNLIMITED_WINDOW else body.op("Add", queries, body.ints(ahead + 1), name="end_of_view")
     if positions.valid_keys is not None:
         valid = positions.valid_keys
+        if columns is not None:
+            valid = body.op("Min", valid, columns, name="valid_keys_with_bias")
         end = valid if end is None else body.op("Min", end, valid, name="end_of_view_in_cache")
     visible = None if end is None else body.op("Less", keys, end, name="before_end", dtype=ir.DataType.BOOL)
     if spec.left_window_size != UNLIMITED_WINDOW:
@@ -74,6 +86,28 @@ def visible_keys(
         after = body.op("Not", before, name="after_start", dtype=ir.DataType.BOOL)  # tract 0.23 cuts the two without it
         visible = after if visible is None else body.op("And", visible, after, name="visible")
     return visible
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bias:
+    """An attention bias with a column for every key, or one for all of them; `columns` (1): it had so many, None if all."""
+
+    value: ir.Value | None = None
+    columns: ir.Value | None = None
+
+
+def widened_bias(body: BodyBuilder, bias: ir.Value, num_keys: RuntimeSize) -> Bias:
+    """`bias` of any number of columns: one is for all keys, and keys behind the last one are not seen."""
+    assert bias.dtype is not None, "the builder types every value"
+    given = body.op("Shape", bias, name="bias_columns", dtype=ir.DataType.INT64, start=-1)
+    for_all = body.op("Equal", given, body.ints(1), name="bias_for_all_keys", dtype=ir.DataType.BOOL)
+    total = body.as_vector(num_keys)
+    columns = body.op("Where", for_all, total, given, name="keys_with_bias", dtype=ir.DataType.INT64)
+    leading = body.op("Shape", bias, name="bias_rows", dtype=ir.DataType.INT64, start=0, end=-1)
+    shape = body.op("Concat", leading, body.op("Sub", total, columns, name="keys_without_bias"), name="more_bias_shape", axis=0)
+    zero = body.constant(np.zeros(1, dtype=bias.dtype.numpy()), name="no_bias")
+    widened = body.op("Concat", bias, body.op("Expand", zero, shape, name="more_bias"), name="bias_of_all_keys", axis=-1)
+    return Bias(value=widened, columns=columns)
 
 
 def rows_see_something(spec: AttentionSpec, positions: KeyPositions, *, per_row_positions: bool) -> bool:

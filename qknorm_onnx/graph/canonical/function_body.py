@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.canonical.body_attention import (
     AttentionOperands,
+    Bias,
     Mask,
     attend,
     limits_view,
@@ -21,9 +22,10 @@ from qknorm_onnx.graph.canonical.body_attention import (
     make_mask,
     rows_see_something,
     visible_keys,
+    widened_bias,
     without_unused_entries,
 )
-from qknorm_onnx.graph.canonical.body_builder import KEEP, BodyBuilder, Dim
+from qknorm_onnx.graph.canonical.body_builder import KEEP, BodyBuilder, Dim, RuntimeSize
 from qknorm_onnx.graph.canonical.body_cache import KeyPositions, append, key_positions, used_entries
 from qknorm_onnx.graph.canonical.body_norm import Precision, compute_type
 from qknorm_onnx.graph.canonical.body_preparation import PreparationInputs, prepare
@@ -204,14 +206,17 @@ def merge_heads(body: BodyBuilder, x_bhsd: ir.Value, width: Dim, *, io: ir.DataT
     return body.reshape(x_bshd, KEEP, KEEP, width, name=name)
 
 
-def bias_of_rows(body: BodyBuilder, inputs: Inputs, signature: BodySignature, *, dtype: ir.DataType) -> ir.Value | None:
-    """The attention bias with at least one axis, in `dtype` unless it is bool; None where there is none."""
+def bias_of_rows(
+    body: BodyBuilder, inputs: Inputs, signature: BodySignature, *, dtype: ir.DataType, num_keys: RuntimeSize | None
+) -> Bias:
+    """The attention bias with at least one axis, in `dtype` unless it is bool. `num_keys` is T, where it may have fewer columns."""
     bias, given = inputs.get("attention_bias"), signature["attention_bias"]
     if bias is None:
-        return None
+        return Bias()
     if given is not None and given.rank == 0:
         bias = body.op("Unsqueeze", bias, body.ints(0), name="attention_bias_row")
-    return bias if bias.dtype == ir.DataType.BOOL else body.cast(bias, dtype)
+    bias = bias if bias.dtype == ir.DataType.BOOL else body.cast(bias, dtype)
+    return Bias(value=bias) if num_keys is None else widened_bias(body, bias, num_keys)
 
 
 def _mask(
@@ -223,13 +228,15 @@ def _mask(
     signature: BodySignature,
 ) -> Mask:
     num_keys = body.size(operands.key_bhtd, 2, name="num_keys") if limits_view(spec, positions) else None
+    dtype = precision_of(signature, spec).attention
+    bias = bias_of_rows(body, inputs, signature, dtype=dtype, num_keys=num_keys if "cache_length" in inputs else None)
     visible = None
     if num_keys is not None:
-        visible = visible_keys(body, spec, positions, num_queries=operands.num_queries, num_keys=num_keys)
-    dtype = precision_of(signature, spec).attention
-    bias = bias_of_rows(body, inputs, signature, dtype=dtype)
-    sees = bias is None and rows_see_something(spec, positions, per_row_positions="query_offset" in inputs)
-    return make_mask(body, visible, bias, dtype=dtype, may_be_empty=not sees)
+        visible = visible_keys(
+            body, spec, positions, num_queries=operands.num_queries, num_keys=num_keys, columns=bias.columns
+        )
+    sees = bias.value is None and rows_see_something(spec, positions, per_row_positions="query_offset" in inputs)
+    return make_mask(body, visible, bias.value, dtype=dtype, may_be_empty=not sees)
 
 
 def _function(

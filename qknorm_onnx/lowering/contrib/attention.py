@@ -23,8 +23,8 @@ import numpy as np
 import onnx_ir as ir
 
 from qknorm_onnx.graph.canonical.body_attention import Mask
-from qknorm_onnx.graph.canonical.body_builder import BodyBuilder, Dim
-from qknorm_onnx.graph.canonical.body_cache import count, never_from_the_end
+from qknorm_onnx.graph.canonical.body_builder import BodyBuilder, Dim, RuntimeSize
+from qknorm_onnx.graph.canonical.body_cache import count, entries_after, never_from_the_end
 from qknorm_onnx.graph.canonical.body_signature import BodySignature
 from qknorm_onnx.graph.canonical.function_body import Inputs, head_size_of, precision_of
 from qknorm_onnx.graph.onnxruntime_release import CONTRIB_DOMAIN, GROUPED_ATTRIBUTES, GROUPED_INPUTS, MULTI_BIAS_SINCE
@@ -275,7 +275,9 @@ def _lengths(body: BodyBuilder, request: LoweringRequest) -> dict[int, ir.Value]
     total = num_new
     if past is not None:
         num_past = body.size(past, 2, name="num_past_keys").vector
-        total = num_past if cache_length is not None else body.op("Add", num_past, num_new, name="num_keys")
+        total = body.op("Add", num_past, num_new, name="num_keys")
+        if cache_length is not None:
+            total = entries_after(body, cache_length, past, num_new)
     found = {_TOTAL: _int32(body, total)}
     batch = body.size(query, 0, name="batch").vector
     if past is not None and cache_length is not None:
@@ -289,13 +291,14 @@ def _lengths(body: BodyBuilder, request: LoweringRequest) -> dict[int, ir.Value]
 
 
 def _last_keys(body: BodyBuilder, past: ir.Value, cache_length: ir.Value, num_new: ir.Value) -> ir.Value:
-    """The place of each row's last key in a fixed-size cache, failing in the runtime where the cache has no such place.
+    """The place of each row's last key, failing in the runtime where the past has no such length.
 
     onnxruntime before 1.26 does not look at the lengths: it writes behind the cache, and ends the process.
     """
-    places = count(body, body.size(past, 2, name="capacity"), name="place")
-    behind = body.op("Add", never_from_the_end(body, cache_length), num_new, name="keys_of_row")
-    return body.op("Gather", places, body.op("Sub", behind, body.ints(1), name="last_key"), name="last_key_of_row")
+    most = body.op("Add", body.size(past, 2, name="capacity").vector, body.ints(1), name="number_of_lengths")
+    lengths = count(body, RuntimeSize(vector=most), name="length_of_past")
+    known = body.op("Gather", lengths, never_from_the_end(body, cache_length), name="length_of_row")
+    return body.op("Sub", body.op("Add", known, num_new, name="keys_of_row"), body.ints(1), name="last_key_of_row")
 
 
 def _needs_query_seqlens(inputs: Inputs) -> bool:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.canonical.body_attention import Mask, limits_view, make_mask, rows_see_something, visible_keys
 from qknorm_onnx.graph.canonical.body_builder import BodyBuilder, RuntimeSize
-from qknorm_onnx.graph.canonical.body_cache import key_positions
+from qknorm_onnx.graph.canonical.body_cache import KeyPositions, key_positions
 from qknorm_onnx.graph.canonical.body_signature import BodySignature
 from qknorm_onnx.graph.canonical.function_body import Inputs, bias_of_rows
 from qknorm_onnx.lowering.emit.head_layout import HeadTensor
@@ -20,18 +20,19 @@ def whole_mask(
     body: BodyBuilder, spec: AttentionSpec, inputs: Inputs, signature: BodySignature, *, dtype: ir.DataType, four_axes: bool
 ) -> Mask:
     """The mask of windows, causality and bias in `dtype`, (..., S, T); with `four_axes` (1 or B, 1 or Hq, S, T)."""
-    bias = above_lowest(body, bias_of_rows(body, inputs, signature, dtype=dtype))
     past, cache_length = inputs.get("past_key"), inputs.get("cache_length")
     positions = key_positions(
         body, key=inputs["key"], past_key=past, cache_length=cache_length, query_offset=inputs.get("query_offset")
     )
-    if bias is None and not limits_view(spec, positions):
+    if "attention_bias" not in inputs and not limits_view(spec, positions):
         return Mask()
     num_queries = body.size(inputs["query"], 1, name="num_queries")
-    num_keys = _num_keys(body, inputs)
+    num_keys = _num_keys(body, inputs, positions)
+    rows = bias_of_rows(body, inputs, signature, dtype=dtype, num_keys=None if cache_length is None else num_keys)
+    bias = above_lowest(body, rows.value)
     visible = None
     if limits_view(spec, positions):
-        visible = visible_keys(body, spec, positions, num_queries=num_queries, num_keys=num_keys)
+        visible = visible_keys(body, spec, positions, num_queries=num_queries, num_keys=num_keys, columns=rows.columns)
     sees = bias is None and rows_see_something(spec, positions, per_row_positions="query_offset" in inputs)
     mask = make_mask(body, visible, bias, dtype=dtype, may_be_empty=not sees)
     if mask.added is None or (visible is not None and not four_axes):
@@ -41,14 +42,14 @@ def whole_mask(
     return dataclasses.replace(mask, added=body.op("Expand", mask.added, shape, name="whole_mask"))
 
 
-def _num_keys(body: BodyBuilder, inputs: Inputs) -> RuntimeSize:
+def _num_keys(body: BodyBuilder, inputs: Inputs, positions: KeyPositions) -> RuntimeSize:
+    if positions.total is not None:
+        return RuntimeSize(vector=positions.total)
     num_new = body.size(inputs["key"], 1, name="num_new_keys")
     past = inputs.get("past_key")
     if past is None:
         return num_new
     past_length = body.size(past, 2, name="num_past_keys")
-    if "cache_length" in inputs:
-        return past_length
     return RuntimeSize(vector=body.op("Add", num_new.vector, past_length.vector, name="num_keys"))
 
 

@@ -1,6 +1,7 @@
 """What a named variant is, and random inputs for it.
 
-Shapes of optional inputs are written in the letters of `signature.py`: "(D)", "(Hq, 1, 1)", "(B, S, R/2)". Weights are
+Shapes of optional inputs are written in the letters of `signature.py`: "(D)", "(Hq, 1, 1)", "(B, S, R/2)", and K, the keys
+of the longest row (T where buffers have no room to spare). Weights are
 always random: with a gain of ones, norm before rotary and norm after rotary are the same function.
 """
 
@@ -128,8 +129,8 @@ def example_inputs(
         length: S, may be 0.
         key_length: N where it is not S (cross attention; not with a rotary embedding).
         past_length: P cached positions that grow by N, 0 included; None is no cache.
-        capacity: makes the cache a fixed-size one of this many entries: row b holds a random number of valid entries up
-            to `past_length`, NaN behind them, and `cache_length` says how many.
+        capacity: gives the past buffers this many entries: row b holds a random number of valid ones up to
+            `past_length`, NaN behind them, and `cache_length` says how many. Where new ones have no room, T is larger.
         value_size: Dv, by default D.
         magnitude: factor of query and key; small ones make the epsilon of a norm visible.
         seed: of the random numbers; equal arguments give equal inputs.
@@ -143,18 +144,19 @@ def example_inputs(
     keys = length if key_length is None else key_length
     if keys != length and rotates(variant.spec.rotary.order):
         raise SpecError(f"{variant.name} rotates q and k with one table: key_length must be {length}, or left out")
-    if capacity is not None and (past_length is None or past_length + keys > capacity):
-        raise SpecError(f"a cache of capacity {capacity} needs past_length, with past_length + {keys} new keys fitting into it")
+    if capacity is not None and (past_length is None or past_length > capacity):
+        raise SpecError(f"a cache of capacity {capacity} needs a past_length that fits into it")
     rng = np.random.default_rng([seed, batch, length, keys])
     sizes = _sizes(variant, batch=batch, length=length, keys=keys, values=value_size or variant.head_size)
-    sizes["T"] = capacity if capacity is not None else keys + (past_length or 0)
-    out = {
+    out: dict[str, Array] = {
         "query": magnitude * rng.normal(size=(batch, length, attention.q_num_heads * sizes["D"])),
         "key": magnitude * rng.normal(size=(batch, keys, attention.kv_num_heads * sizes["D"])),
         "value": rng.normal(size=(batch, keys, attention.kv_num_heads * sizes["Dv"])),
     }
     if past_length is not None:
         out |= _cache(rng, sizes, attention.kv_num_heads, past_length, capacity)
+    sizes["K"] = keys + (past_length or 0 if capacity is None else int(out["cache_length"].max(initial=0)))
+    sizes["T"] = max(sizes["K"], capacity or 0)
     main = {name: value if value.dtype == np.int64 else value.astype(dtype) for name, value in out.items()}
     parameters = _parameters(rng, variant, sizes)
     kept = dtype if parameter_dtype is None else parameter_dtype

@@ -26,9 +26,12 @@ class Decode {
         logits_(problem),
         rows_(p_.num_queries * (p_.q_heads / p_.kv_heads)),
         pairs_(p_.batch * p_.kv_heads) {
-    const int64_t per_task = ceil_div(p_.total_rows * pairs_, 4 * runtime.threads());
+    // A buffer that is copied is walked to its end, one in place as far as it is filled.
+    const bool copied = is_copied(p_.past_key, p_.present_key) || is_copied(p_.past_value, p_.present_value);
+    const int64_t walked = copied ? p_.total_rows : p_.longest_row;
+    const int64_t per_task = ceil_div(walked * pairs_, 4 * runtime.threads());
     chunk_keys_ = round_up(smaller(larger(per_task, kSmallestChunk), kLargestChunk), kDecodeTileKeys);
-    chunks_ = larger(ceil_div(p_.total_rows, chunk_keys_), int64_t{1});
+    chunks_ = larger(ceil_div(walked, chunk_keys_), int64_t{1});
   }
 
   void run() {
@@ -48,9 +51,13 @@ class Decode {
   static constexpr int64_t kLargestChunk = 2048;
   static constexpr int64_t kRowsPerTask = 16;
 
+  static bool is_copied(const void* past, const void* present) {
+    return past != nullptr && present != nullptr && past != present;
+  }
+
   bool is_cached() const {
     const int64_t row_bytes = (p_.head_size + p_.value_size) * static_cast<int64_t>(sizeof(T));
-    return pairs_ * p_.total_rows * row_bytes <= kCachedBytes;
+    return pairs_ * p_.longest_row * row_bytes <= kCachedBytes;
   }
 
   // Of one chunk: maximum and sum of each row, then the rows' outputs.
@@ -157,7 +164,7 @@ class Decode {
   }
 
   void copy_rows(const void* past, void* present, int64_t pair, int64_t size, int64_t begin, int64_t end) const {
-    if (past == nullptr || present == nullptr || past == present || begin >= end) return;
+    if (!is_copied(past, present) || begin >= end) return;
     __builtin_memcpy(static_cast<T*>(present) + (pair * p_.total_rows + begin) * size,
                      static_cast<const T*>(past) + (pair * p_.past_rows + begin) * size,
                      static_cast<size_t>((end - begin) * size) * sizeof(T));

@@ -9,7 +9,19 @@ namespace qknorm {
 namespace QKNORM_ISA {
 namespace {
 
-// Copies the valid past into present buffers that are not the past buffers themselves.
+// Zeros where buffers that grow have entries that neither the past nor the new tokens fill.
+void clear_room(const AttentionProblem& p, void* present, int64_t row_size) {
+  if (present == nullptr || p.total_rows == p.past_rows) return;
+  for (int64_t pair = 0; pair < p.batch * p.kv_heads; ++pair) {
+    const int64_t begin = larger(p.past_rows, valid_keys(p, pair / p.kv_heads));
+    if (begin >= p.total_rows) continue;
+    const int64_t bytes = (p.total_rows - begin) * row_size * storage_size(p.dtype);
+    __builtin_memset(element(present, p.dtype, (pair * p.total_rows + begin) * row_size), 0,
+                     static_cast<size_t>(bytes));
+  }
+}
+
+// Copies the past into present buffers that are not the past buffers themselves.
 void copy_past(const AttentionProblem& p, Runtime& runtime, const void* past, void* present, int64_t row_size) {
   if (past == nullptr || present == nullptr || past == present || p.past_rows == 0) return;
   const int64_t past_bytes = p.past_rows * row_size * storage_size(p.dtype);
@@ -25,6 +37,8 @@ void attend(const AttentionProblem& p, Runtime& runtime) {
   const Preparation<C> queries(p.query, runtime);
   const Preparation<C> keys(p.key, runtime);
   if (runtime.failed()) return;
+  clear_room(p, p.present_key, p.head_size);
+  clear_room(p, p.present_value, p.value_size);
   if (is_decode(p)) {
     if constexpr (sizeof(C) == 8) {
       if (p.dtype == QKNORM_DOUBLE) return Decode<C, double>(p, runtime, queries, keys).run();

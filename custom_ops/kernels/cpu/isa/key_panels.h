@@ -39,7 +39,7 @@ class KeyPanels {
   KeyPanels(const AttentionProblem& problem, const Preparation<C>& key_preparation)
       : p_(problem),
         keys_(key_preparation),
-        padded_keys_(round_up(problem.total_rows, kKeys)),
+        padded_keys_(round_up(problem.longest_row, kKeys)),
         value_panels_(ceil_div(problem.value_size, int64_t{kRows})) {}
 
   int64_t value_panels() const { return value_panels_; }

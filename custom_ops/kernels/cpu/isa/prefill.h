@@ -48,7 +48,7 @@ class Prefill {
       Borrowed<C> memory(runtime_, panels_.elements() + worker_elements());
       if (memory.data() == nullptr) return;
       C* scratch = memory.data() + panels_.elements();
-      for (int64_t tile = 0; tile < p_.total_rows; tile += kKeys) pack(pair, tile, scratch, memory.data());
+      for (int64_t tile = 0; tile < p_.longest_row; tile += kKeys) pack(pair, tile, scratch, memory.data());
       for (int64_t i = 0; i < blocks_per_pair_; ++i) attend(pair, i, scratch, memory.data());
     });
   }
@@ -57,7 +57,7 @@ class Prefill {
     const size_t mark = runtime_.mark();
     C* panels = allocate<C>(runtime_, pairs * panels_.elements());
     if (panels == nullptr) return;
-    const int64_t tiles = ceil_div(p_.total_rows, kKeys);
+    const int64_t tiles = ceil_div(p_.longest_row, kKeys);
     parallel(runtime_, pairs * tiles, [&](int64_t task) {
       Borrowed<C> scratch(runtime_, worker_elements());
       if (scratch.data() == nullptr) return;

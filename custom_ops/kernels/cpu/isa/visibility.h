@@ -29,7 +29,8 @@ QKNORM_INLINE int64_t first_query_position(const AttentionProblem& p, int64_t ba
 // Empty ranges have end <= begin.
 QKNORM_INLINE KeyRange visible_range(const AttentionProblem& p, int64_t batch, int64_t query) {
   const int64_t position = first_query_position(p, batch) + query;
-  return {larger(position - p.keys_before, int64_t{0}), smaller(position + p.keys_after + 1, valid_keys(p, batch))};
+  const int64_t end = smaller(valid_keys(p, batch), p.columns_of_bias);
+  return {larger(position - p.keys_before, int64_t{0}), smaller(position + p.keys_after + 1, end)};
 }
 
 // What any query of [first, first + count) sees.
