@@ -21,7 +21,6 @@ from qknorm_onnx.spec.qk_norm_spec import (
     QKNormRotarySpec,
     QKNormSpec,
     RotarySpec,
-    SpecError,
     normalises,
     rotates_after_norm,
     rotates_before_norm,

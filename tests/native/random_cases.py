@@ -162,7 +162,8 @@ def _add_cache(
     if kind in ("none", "offset"):
         return new
     past = int(_pick(rng, 0, 1, int(rng.integers(0, 4 * largest))))
-    rows = past + int(_pick(rng, 0, int(rng.integers(0, new + 1)), new, new + int(rng.integers(0, 5)))) if kind == "fixed" else past
+    room = int(_pick(rng, 0, int(rng.integers(0, new + 1)), new, new + int(rng.integers(0, 5))))
+    rows = past + room if kind == "fixed" else past
     inputs["past_key"] = rng.normal(0.0, 1.0, (batch, kv_heads, rows, head_size))
     inputs["past_value"] = rng.normal(0.0, 1.0, (batch, kv_heads, rows, value_size))
     if kind == "past":

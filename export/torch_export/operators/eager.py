@@ -200,7 +200,7 @@ def _table_per_value(spec: RotarySpec, table: Tensor, size: int) -> Tensor:
 
 
 def append_to_cache(past: Tensor | None, new_bhsd: Tensor, cache_length: Tensor | None) -> Tensor:
-    """past ++ new, or past with the new entries written behind the `cache_length` valid ones of each row, which grows for them."""
+    """past ++ new, or past with the new entries written behind the `cache_length` valid ones of each row; it grows for them."""
     if past is None:
         return new_bhsd
     past = past.to(new_bhsd.dtype)

@@ -209,7 +209,7 @@ def merge_heads(body: BodyBuilder, x_bhsd: ir.Value, width: Dim, *, io: ir.DataT
 def bias_of_rows(
     body: BodyBuilder, inputs: Inputs, signature: BodySignature, *, dtype: ir.DataType, num_keys: RuntimeSize | None
 ) -> Bias:
-    """The attention bias with at least one axis, in `dtype` unless it is bool. `num_keys` is T, where it may have fewer columns."""
+    """The attention bias with at least one axis, in `dtype` unless it is bool. `num_keys`: T, where it may lack columns."""
     bias, given = inputs.get("attention_bias"), signature["attention_bias"]
     if bias is None:
         return Bias()
@@ -232,9 +232,7 @@ def _mask(
     bias = bias_of_rows(body, inputs, signature, dtype=dtype, num_keys=num_keys if "cache_length" in inputs else None)
     visible = None
     if num_keys is not None:
-        visible = visible_keys(
-            body, spec, positions, num_queries=operands.num_queries, num_keys=num_keys, columns=bias.columns
-        )
+        visible = visible_keys(body, spec, positions, num_queries=operands.num_queries, num_keys=num_keys, columns=bias.columns)
     sees = bias.value is None and rows_see_something(spec, positions, per_row_positions="query_offset" in inputs)
     return make_mask(body, visible, bias.value, dtype=dtype, may_be_empty=not sees)
 
