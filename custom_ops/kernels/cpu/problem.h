@@ -66,10 +66,10 @@ struct AttentionProblem {
   int64_t num_new_keys;  // N
   int64_t q_heads;
   int64_t kv_heads;
-  int64_t head_size;   // D
-  int64_t value_size;  // Dv
-  int64_t past_rows;   // P, rows of the past buffers
-  int64_t total_rows;  // T, rows of the present buffers
+  int64_t head_size;    // D
+  int64_t value_size;   // Dv
+  int64_t past_rows;    // P, rows of the past buffers
+  int64_t total_rows;   // T, rows of the present buffers
   int64_t longest_row;  // the most valid entries that a row has after the call
   PreparationPlan query;
   PreparationPlan key;
@@ -84,11 +84,11 @@ struct AttentionProblem {
   double scale;
   double softcap;
   double logit_clamp;
-  int64_t keys_before;  // a query at p sees keys from p - keys_before ...
-  int64_t keys_after;   // ... to p + keys_after
-  StridedInput bias;    // QKNORM_BOOL: a mask
+  int64_t keys_before;      // a query at p sees keys from p - keys_before ...
+  int64_t keys_after;       // ... to p + keys_after
+  StridedInput bias;        // QKNORM_BOOL: a mask
   int64_t columns_of_bias;  // keys from here on are not seen
-  StridedInput sink;    // stride[1] over the heads
+  StridedInput sink;        // stride[1] over the heads
 };
 
 struct RotaryProblem {
