@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import qknorm_onnx as qk
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.model_file import load_model
 from qknorm_onnx.graph.soundness import inference
@@ -152,3 +153,31 @@ def test_bodies_too_many_in_all_calls_of_a_function_are_refused():
 def test_many_bodies_inside_one_are_read_in_time(wrap):
     model = wrap(KINDS["branches"](3_000))
     assert seconds(load_model, model) < SECONDS[10_000]
+
+
+def loops_in_loops(depth: int) -> onnx.ModelProto:
+    """Loops nested `depth` deep, each of which carries a state that gets an axis more in every turn."""
+    names = {"float": FLOAT, "int": TensorProto.INT64, "bool": TensorProto.BOOL}
+
+    def value(name: str, kind: str = "float", dims: list[int] | None = None) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, names[kind], dims)
+
+    def body(level: int) -> onnx.GraphProto:
+        nodes = [
+            helper.make_node("Identity", [f"go{level}"], [f"goes{level}"]),
+            helper.make_node("Unsqueeze", [f"state{level}", "zero"], [f"next{level}"]),
+        ]
+        if level + 1 < depth:
+            nodes.append(helper.make_node("Loop", ["three", "", "x"], [f"inner{level}"], body=body(level + 1)))
+        inputs = [value(f"turn{level}", "int", []), value(f"go{level}", "bool", []), value(f"state{level}")]
+        return helper.make_graph(nodes, f"body{level}", inputs, [value(f"goes{level}", "bool", []), value(f"next{level}")])
+
+    node = helper.make_node("Loop", ["three", "", "x"], ["y"], body=body(0))
+    weights = [numpy_helper.from_array(np.array(3), "three"), numpy_helper.from_array(np.array([0]), "zero")]
+    graph = helper.make_graph([node], "g", [value("x", "float", [2, 4])], [value("y")], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def test_loops_in_loops_are_derived_a_few_times_each():
+    """Anew for each change of each loop around it, a body 25 deep would be derived 2^25 times."""
+    assert seconds(qk.fuse, loops_in_loops(25)) < SECONDS[10_000]

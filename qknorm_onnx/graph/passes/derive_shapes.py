@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from qknorm_onnx.graph.passes.fold_sizes import fold_sizes
-from qknorm_onnx.graph.shapes.control_flow import BODIES, body_results, enter_body, loosened
+from qknorm_onnx.graph.shapes.control_flow import BODIES, Loosened, body_results, enter_body, loosen_all, loosened
 from qknorm_onnx.graph.shapes.operator_results import node_results
 from qknorm_onnx.graph.symbolic.dimensions import Dim, dim_of_form, form_of_dim, is_expression, names_in, plain_dims
 from qknorm_onnx.graph.symbolic.expression import IndexReader, has_rule, result_type
@@ -46,6 +46,7 @@ class _Derivation:
         self.changed = False
         # Each node was derived once, from what stays known of its inputs: no loops, and no type that was stated otherwise.
         self.in_one_walk = True
+        self._loosened: Loosened = {}
         self._sizes: dict[str | None, ir.SymbolicDim] = {}
         self._opsets = dict(model.opset_imports)
         self.reader = IndexReader(largest_table=LARGEST_TABLE, largest_weight=LARGEST_WEIGHT)
@@ -71,15 +72,27 @@ class _Derivation:
     def _derive_bodies(self, node: ir.Node) -> None:
         bodies = [attribute.as_graph() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH]
         for body in bodies:
-            enter_body(node, body)
             self.in_one_walk = self.in_one_walk and node.op_type == "If"
-            for _ in range(MOST_ROUNDS):
-                self.derive(body)
-                if not loosened(node, body):
-                    break
-                self.reader.forget([*body.inputs, *(value for inner in body.all_nodes() for value in inner.outputs)])
+            self._derive_body(node, body)
         for value, (dtype, dims) in zip(node.outputs, body_results(node, bodies), strict=False):
             self._settle(value, dtype, None if dims is None else [form_of_dim(dim) for dim in dims])
+
+    def _derive_body(self, node: ir.Node, body: ir.Graph) -> None:
+        """Derive a body until what is carried through a loop has the same sizes behind it as before it."""
+        enter_body(node, body, self._loosened)
+        if node.op_type == "If":
+            self.derive(body)
+            return
+        stated = [(value, value.shape) for value in _values_inside(body)]
+        for turn in range(MOST_ROUNDS + 1):
+            self.derive(body)
+            found = loosened(node, body)
+            if not found:
+                return
+            self._loosened |= found if turn + 1 < MOST_ROUNDS else loosen_all(node, body)
+            for value, shape in stated:  # what was derived from the sizes that did not stay
+                value.shape = shape
+            self.reader.forget([*body.inputs, *(value for value, _ in stated)])
 
     def _derive_node(self, node: ir.Node) -> None:
         if node.op_type == "Constant" and node.domain == "":
@@ -171,6 +184,12 @@ class _Names:
 
     def _other(self, text: str) -> str:
         return self._others.setdefault(text, f"unnamed_size_{len(self._others)}")
+
+
+def _values_inside(body: ir.Graph) -> list[ir.Value]:
+    """What the nodes of a body make, those of the bodies in it included, and what goes into these."""
+    made = [value for node in body.all_nodes() for value in node.outputs]
+    return made + [value for inner in body.subgraphs() for value in inner.inputs]
 
 
 LARGEST_TABLE = 1 << 12

@@ -16,8 +16,12 @@ FIRST_STATE: Final = {"Loop": 2, "Scan": 0}  # inputs of the node in front of wh
 FIRST_CARRIED: Final = {"Loop": 1, "Scan": 0}  # outputs of the body in front of it
 
 
-def enter_body(node: ir.Node, body: ir.Graph) -> None:
-    """Give the inputs of a body types, and shapes: those of what is carried are taken to stay as they begin."""
+# What was found to change from turn to turn: of each carried value of a body, the sizes that do not, None without its rank.
+Loosened = dict[ir.Value, Dims | None]
+
+
+def enter_body(node: ir.Node, body: ir.Graph, known: Loosened) -> None:
+    """Give the inputs of a body types, and shapes: those of what is carried are taken to stay as they begin, unless `known`."""
     if node.op_type == "If":
         return
     if node.op_type == "Loop":
@@ -26,6 +30,8 @@ def enter_body(node: ir.Node, body: ir.Graph) -> None:
     for inner, outer in _carried(node, body):
         if outer is not None and inner.shape is None:
             _set(inner, outer.dtype, plain_dims(outer.shape))
+        if inner in known:
+            _keep(inner, _common([plain_dims(inner.shape), known[inner]]))
     if node.op_type == "Scan":
         count = attribute_int(node, "num_scan_inputs", 0)
         axes = node.attributes["scan_input_axes"].as_ints() if "scan_input_axes" in node.attributes else [0] * count
@@ -36,25 +42,30 @@ def enter_body(node: ir.Node, body: ir.Graph) -> None:
                 _set(inner, outer.dtype, dims)
 
 
-def loosened(node: ir.Node, body: ir.Graph) -> bool:
-    """Whether a size did not stay as it began, so that the body must be derived anew without it."""
+def loosened(node: ir.Node, body: ir.Graph) -> Loosened:
+    """Which carried values did not keep the sizes that they began with, so that the body must be derived anew without these."""
     if node.op_type == "If":
-        return False
-    found = False
+        return {}
+    found: Loosened = {}
     for place, (inner, _) in enumerate(_carried(node, body)):
         after = plain_dims(body.outputs[FIRST_CARRIED[node.op_type] + place].shape)
         before = plain_dims(inner.shape)
-        if before is None or before == after:
-            continue
-        kept = None
-        if after is not None and len(before) == len(after):
-            kept = [dim if dim == other else None for dim, other in zip(before, after, strict=True)]
-        if kept is None:
-            found = found or inner.shape is not None
-            inner.shape = None
-        elif kept != before:
-            inner.shape, found = ir.Shape(kept), True
+        kept = _common([before, after])
+        if kept != before:
+            _keep(inner, kept)
+            found[inner] = kept
     return found
+
+
+def loosen_all(node: ir.Node, body: ir.Graph) -> Loosened:
+    """Forget all that is known of the carried values."""
+    for inner, _ in _carried(node, body):
+        inner.shape = None
+    return dict.fromkeys((inner for inner, _ in _carried(node, body)), None)
+
+
+def _keep(value: ir.Value, dims: Dims | None) -> None:
+    value.shape = ir.Shape(dims) if dims is not None else None
 
 
 def body_results(node: ir.Node, bodies: Sequence[ir.Graph]) -> Results:
