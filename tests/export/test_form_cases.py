@@ -83,7 +83,7 @@ def fused(module, *args, dynamic, opset=20, target="custom-op"):
     shapes = None
     if dynamic:
         batch, seq = torch.export.Dim("batch"), torch.export.Dim("seq")
-        shapes = {"x": {0: batch, 1: seq}, "tables": tuple({0: seq} for _ in args[1:])}
+        shapes = {"x": {0: batch, 1: seq}} | ({"tables": tuple({0: seq} for _ in args[1:])} if args[1:] else {})
     program = torch.onnx.export(module.eval(), args, dynamo=True, opset_version=opset, dynamic_shapes=shapes, verbose=False)
     report = qk.fuse(program.model_proto, target=target, require_fusion=True).report
     (entry,) = report.fused

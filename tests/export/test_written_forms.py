@@ -17,13 +17,10 @@ from tests.foreign.foreign_models import run
 AXES = {"x": {0: "batch", 1: "seq"}, "cos": {0: "seq"}, "sin": {0: "seq"}}
 # (kind, form) -> what the refusal says of forms that are not read.
 DECLINED = {
-    ("norm", "x.norm times root"): "multiplied by something that is computed from it",
     ("groups", "chunks"): "Concat stands between its ReduceL2",
     ("groups", "stacked chunks"): "Reshape stands between its ReduceL2",
     ("copies", "cat of values"): "Reshape stands between its ReduceMean",
     ("copies", "broadcast by a product with ones"): "Reshape stands between its ReduceMean",
-    ("turn", "matrix of pairs"): "Reshape stands between its ReduceMean",
-    ("turn", "matrix, einsum"): "Add stands between its ReduceMean",
 }
 WRITTEN = [(kind, name) for kind, forms in KINDS.items() for name in forms]
 FAST = [
@@ -84,23 +81,15 @@ def test_a_written_form(kind: str, name: str) -> None:
     assert_read(qk.export(module_of(kind, name), kwargs=inputs(2, 5), dynamic_shapes=AXES, opset=20), kind, name)
 
 
-UNTRUE = pytest.mark.xfail(strict=True, reason="it is declined for a matrix that mixes values, though it only turns pairs")
-
-
-def cases(*without: tuple[str, str], **marks: pytest.MarkDecorator) -> list[object]:
-    """All forms, some of them with marks by name."""
-    forms = [form for form in WRITTEN if form not in without]
-    return [pytest.param(*form, marks=[marks[form[1]]] if form[1] in marks else []) for form in forms]
-
-
 @pytest.mark.slow
+@pytest.mark.parametrize("opset", [18, 20, 23])
 @pytest.mark.parametrize(("kind", "name"), WRITTEN)
-def test_exported(kind: str, name: str) -> None:
-    assert_read(qk.export(module_of(kind, name), kwargs=inputs(2, 5), dynamic_shapes=AXES, opset=20), kind, name)
+def test_exported(kind: str, name: str, opset: int) -> None:
+    assert_read(qk.export(module_of(kind, name), kwargs=inputs(2, 5), dynamic_shapes=AXES, opset=opset), kind, name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "name"), cases(*NOT_IN_TORCHSCRIPT, **{"matrix, sin first": UNTRUE}))
+@pytest.mark.parametrize(("kind", "name"), [form for form in WRITTEN if form not in NOT_IN_TORCHSCRIPT])
 def test_written_by_the_older_exporter(kind: str, name: str) -> None:
     program = qk.fuse(torchscript(module_of(kind, name), 17))
     assert_read(program, kind, name, proven=(kind, name) not in UNPROVEN)

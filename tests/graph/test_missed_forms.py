@@ -250,9 +250,10 @@ MATRIX = (
 )
 
 
-def turned_by(matrix):
+def turned_by(matrix, product="MatMul({n}_g, turn)"):
     tables = ", float[seq,16] cos, float[seq,16] sin"
-    return Form(kv_heads=4, prepare=MATRIX, inputs=tables, weights=(("turn", matrix),))
+    prepare = MATRIX.replace("MatMul({n}_g, turn)", product)
+    return Form(kv_heads=4, prepare=prepare, inputs=tables, weights=(("turn", matrix),))
 
 
 @pytest.mark.parametrize(("matrix", "interleaved"), [(HALVES, False), (-HALVES, False), (NEIGHBOURS, True)])
@@ -260,6 +261,33 @@ def test_a_rotary_embedding_as_a_product_with_a_matrix(matrix, interleaved):
     feeds = {name: GENERATOR.standard_normal((7, 16)).astype(np.float32) for name in ("cos", "sin")}
     spec = assert_fused(turned_by(matrix), **feeds)
     assert (spec.rotary.order, spec.rotary.interleaved) == ("after_norm", interleaved)
+
+
+@pytest.mark.parametrize(
+    ("equation", "operands"),
+    [
+        ("bhsd,de->bhse", "{n}_g, turn"),
+        ("bhsd, ed -> bhse", "{n}_g, turn"),
+        ("de,bhsd->bhse", "turn, {n}_g"),
+        ("ij,abcj->abci", "turn, {n}_g"),
+    ],
+)
+def test_a_rotary_embedding_as_an_einsum_with_a_matrix(equation, operands):
+    feeds = {name: GENERATOR.standard_normal((7, 16)).astype(np.float32) for name in ("cos", "sin")}
+    spec = assert_fused(turned_by(HALVES, f'Einsum<equation="{equation}">({operands})'), **feeds)
+    assert (spec.rotary.order, spec.rotary.interleaved) == ("after_norm", False)
+
+
+def test_an_einsum_that_moves_axes_too_is_no_product_with_a_matrix():
+    form = dataclasses.replace(turned_by(HALVES, 'Einsum<equation="bhsd,de->bshe">({n}_g, turn)'), dims="4,4")
+    assert_declined(form, "")
+
+
+def test_a_table_of_ones_and_minus_ones_is_no_sign_of_the_rotary_embedding():
+    """cos = 1 or -1 as a constant row, which a table may be, and not what turns halves: it is not taken for a sign of x."""
+    row = np.where(np.arange(16) % 3, 1.0, -1.0)
+    form = dataclasses.replace(turned_by(HALVES), weights=(("turn", HALVES), ("cos", row)), inputs=", float[seq,16] sin")
+    assert_declined(form, "")
 
 
 @pytest.mark.parametrize("matrix", [0.5 * HALVES, HALVES + np.eye(16), GENERATOR.standard_normal((16, 16)), np.abs(HALVES)])

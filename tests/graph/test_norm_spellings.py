@@ -60,6 +60,18 @@ SPELLINGS = {
         L2 + "  {n}_e = Add({n}_l, eps)\n  {n}_h = Div({x}, {n}_e)\n  {y} = Mul({n}_h, {w})\n",
         NormSpec(q_kind="l2", k_kind="l2", epsilon_mode="outside_sqrt"),
     ),
+    "L2 over the root of the count, plus epsilon": (
+        L2 + "  {n}_r = Mul({n}_l, root)\n  {n}_e = Add({n}_r, eps)\n  {n}_h = Div({x}, {n}_e)\n  {y} = Mul({n}_h, {w})\n",
+        NormSpec(q_kind="rms", k_kind="rms", epsilon_mode="outside_sqrt"),
+    ),
+    "L2 over the root of the count, clamped": (
+        L2 + "  {n}_r = Div({n}_l, root_of_count)\n  {n}_e = Max({n}_r, eps)\n  {y} = Div({x}, {n}_e)\n",
+        NormSpec(q_kind="rms", k_kind="rms", epsilon_mode="clamp"),
+    ),
+    "L2 plus epsilon, times a number": (
+        L2 + "  {n}_e = Add({n}_l, eps)\n  {n}_d = Mul({n}_e, two)\n  {n}_h = Div({x}, {n}_d)\n  {y} = Mul({n}_h, {w})\n",
+        NormSpec(q_kind="l2", k_kind="l2", epsilon_mode="outside_sqrt"),
+    ),
     "LayerNormalization with bias": (
         "  {y} = LayerNormalization<axis=-1, epsilon=0.001>({x}, {w}, q_bias)\n",
         NormSpec(q_kind="layer", k_kind="layer"),
@@ -87,6 +99,8 @@ EXTRA = """
   minus_half = Constant<value = float {-0.5}>()
   one = Constant<value = float {1.0}>()
   count = Constant<value = float {8.0}>()
+  root = Constant<value = float {0.35355339}>()
+  root_of_count = Constant<value = float {2.82842712}>()
   seven = Constant<value = float {7.0}>()
   square = Constant<value = float {0.000001}>()
 """

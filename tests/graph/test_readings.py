@@ -64,18 +64,42 @@ def test_listening_changes_nothing_and_leaves_nothing_behind(form):
     assert (logger.level, logger.handlers, sys.getprofile()) == (*before, profile)
 
 
-def test_each_room_has_a_logger(caplog):
-    form = Form(kv_heads=4, prepare=ROTARY, inputs=", float[seq,16] cos, float[seq,16] sin")
-    for room in ("attention", "chains", "norms"):
-        caplog.clear()
-        with caplog.at_level(logging.DEBUG, logger=f"{ROOMS}.{room}"):
-            inspect_model(form_model(form))
-        assert {record.name for record in caplog.records} == {f"{ROOMS}.{room}"}
-        assert any("read" in record.message for record in caplog.records)
-    caplog.clear()
-    with caplog.at_level(logging.DEBUG, logger=f"{ROOMS}.rotaries"):
-        inspect_model(form_model(EXAMPLE))
-    assert any("mixes values" in record.message for record in caplog.records)
+RELU = "  p = Relu(logits)\n"
+MASKED = "  masked = Add(logits, mask)\n  p = Softmax<axis=-1>(masked)\n"
+TURNED = Form(kv_heads=4, prepare=ROTARY, inputs=", float[seq,16] cos, float[seq,16] sin")
+# A form about which each room says something, and a part of it.
+SAID = {
+    "attention": (TURNED, "read_softmax: read"),
+    "chains": (TURNED, "read_rotated: read"),
+    "norms": (TURNED, "read_quotient: read"),
+    "rotaries": (EXAMPLE, "mixes values"),
+    "masks": (Form(softmax=MASKED, inputs=", float[batch,1,seq,seq] mask"), "'mask': recognise_mask: no, "),
+    "unread": (Form(softmax=RELU), "unsoftmaxed_attention: declined, its logits pass Relu in place of a softmax"),
+}
+
+
+def test_all_rooms_are_listed(repo_root):
+    folders = (repo_root / "qknorm_onnx" / "graph" / "recognise").iterdir()
+    assert set(SAID) == {folder.name for folder in folders if (folder / "__init__.py").exists()}
+
+
+@pytest.mark.parametrize("room", SAID)
+def test_each_room_has_a_logger(room, caplog):
+    form, said = SAID[room]
+    with caplog.at_level(logging.DEBUG, logger=f"{ROOMS}.{room}"):
+        inspect_model(form_model(form))
+    assert {record.name for record in caplog.records} == {f"{ROOMS}.{room}"}
+    assert any(said in record.message for record in caplog.records), [record.message for record in caplog.records]
+
+
+def test_what_is_declined_by_no_reader_of_attention_is_explained_too():
+    lines = explanation_of(Form(softmax=RELU)).lines
+    assert any("declined by unsoftmaxed_attention" in line for line in lines)
+
+
+def test_the_reason_itself_is_the_last_line():
+    found = explanation_of(EXAMPLE)
+    assert found.lines[-2:] == ("Add 'q_p' [batch,4,seq,16]: declined by norm_behind", f"  norm_behind: {found.declined.reason}")
 
 
 def test_the_page_shows_what_is_said(repo_root):

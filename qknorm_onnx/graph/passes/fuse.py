@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from qknorm_onnx.graph.rewrite.prover import Proof, Prover
 from qknorm_onnx.graph.rewrite.region import RegionError, region_models
 from qknorm_onnx.graph.rewrite.replacement import Replacement, build_replacement
 from qknorm_onnx.graph.walk.naming import attention_name, module_path, node_name
-from qknorm_onnx.graph.walk.readings import ROOMS
+from qknorm_onnx.graph.walk.readings import ROOMS, first_answer, record
 from qknorm_onnx.spec.qk_norm_spec import SpecError
 from qknorm_onnx.spec.signature import DOMAIN, VERSION
 
@@ -43,6 +44,8 @@ COPIED_CACHE: Final = (
 
 Outcome = reports.FusionReport  # of one node: empty, or with the one entry that it leads to
 NOTHING: Final = reports.FusionReport()
+UnreadReader = Callable[[ir.Node], Unreadable | None]
+UnlikeReader = Callable[[ir.Node], Unreadable | Plain | None]
 
 
 class FuseQKNormPass(ir.passes.InPlacePass):
@@ -94,6 +97,8 @@ class _Fusion:
             masks = MaskContext()
             for node in list(graph):
                 outcome, fused = self._visit(node, masks, graph)
+                for entry in outcome.declined:
+                    logging.getLogger(ROOMS).debug("%s", entry, extra={"declined": entry})
                 report, changed = report.joined(outcome), fused or changed
         return report, changed
 
@@ -107,6 +112,7 @@ class _Fusion:
         outcome, fused = self._read(node, masks, graph)
         contradiction = contradiction_behind(node) if outcome.declined else None
         if contradiction is not None:
+            record(contradiction_behind, node, "declined", "unread", why=contradiction.reason)
             outcome = _declined(outcome.declined[0].name, contradiction)
         if mark is not None and not fused and not outcome.plain:
             self.names.add(mark.name)
@@ -114,9 +120,10 @@ class _Fusion:
         return outcome, fused
 
     def _read(self, node: ir.Node, masks: MaskContext, graph: ir.Graph) -> tuple[Outcome, bool]:
-        core = read_core(node) or read_named_operator(node) or unread_attention(node, self.unread)
+        unread, unlike_any = self._unread_readers()
+        core = read_core(node) or first_answer(unread, node, "unread")
         if core is None:
-            unlike = unread_product(node, self.unread) or unsoftmaxed_attention(node, self.unread)
+            unlike = first_answer(unlike_any, node, "unread")
             if isinstance(unlike, Plain):
                 return Outcome(plain=(unlike.name,)), False
             return (_declined(node_name(node), unlike) if unlike is not None else NOTHING), False
@@ -125,6 +132,12 @@ class _Fusion:
         if normalises_operands(node):
             return _declined(node_name(node), divided_by_norms(node) or core), False
         return Outcome(plain=(node_name(node),)), False
+
+    def _unread_readers(self) -> tuple[tuple[UnreadReader, ...], tuple[UnlikeReader, ...]]:
+        """Who is asked about what no reader of attention knows, and then about what is unlike any that is known."""
+        reported = self.unread
+        known = read_named_operator, functools.partial(unread_attention, reported=reported)
+        return known, tuple(functools.partial(read, reported=reported) for read in (unread_product, unsoftmaxed_attention))
 
     def _rewrite(self, core: Core, found: Recognition, graph: ir.Graph) -> tuple[Outcome, bool]:
         if isinstance(found, Plain):
@@ -193,9 +206,7 @@ def _marked(mark: LoweredMark, *, instead_of: Outcome = NOTHING) -> Outcome:
 
 def _declined(name: str, declined: Unreadable) -> Outcome:
     node = declined.node.name or declined.node.op_type if declined.node is not None else ""
-    entry = reports.Declined(name=name, reason=declined.reason, node=node, hint=declined.hint)
-    logging.getLogger(ROOMS).debug("%s", entry, extra={"declined": entry})
-    return Outcome(declined=(entry,))
+    return Outcome(declined=(reports.Declined(name=name, reason=declined.reason, node=node, hint=declined.hint),))
 
 
 def _with_preparations(fused: reports.FusedAttention, node: ir.Node) -> reports.FusedAttention:

@@ -21,6 +21,7 @@ from qknorm_onnx.graph.recognise.unread.lookalikes import norm_behind
 from qknorm_onnx.graph.recognise.unread.unread import divided_by_norms
 from qknorm_onnx.graph.symbolic.terms import Linear
 from qknorm_onnx.graph.walk.naming import attention_name
+from qknorm_onnx.graph.walk.readings import record
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec, RotarySpec, SpecError, normalises, rotates
 
 BUFFER_HINT = (
@@ -65,8 +66,10 @@ def _unread_norm(chain: Chain) -> Unreadable | None:
         return None
     if chain.streams is not None:
         return next((found for part in chain.streams.chains if (found := _unread_norm(part)) is not None), None)
-    found = norm_behind(chain.path[-1].value)
-    return chain.stop if chain.stop is not None else found
+    found = chain.stop or norm_behind(chain.path[-1].value)
+    if found is not None and chain.stop is None:
+        record(norm_behind, chain.path[-1], "declined", "unread", why=found.reason)
+    return found
 
 
 def _compose(

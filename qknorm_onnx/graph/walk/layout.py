@@ -17,6 +17,8 @@ LayoutReader = Callable[[Located, ir.Node], Located | None]
 def step_back(located: Located) -> Located | None:
     """The input of the layout operator that makes `located`, None if it is made by anything else."""
     node = producer(located.value)
+    if node is not None and node.op_type == "Concat":
+        return _joined(located, node)
     if node is None or node.op_type not in LAYOUT_READERS:
         return None
     return LAYOUT_READERS[node.op_type](located, node)
@@ -209,6 +211,23 @@ def _picked(located: Located, source: ir.Value | None, axis: int, index: int, *,
         return None
     rest = located.layout[axis + 1 :] if replace else located.layout[axis:]
     return Located(source, (*located.layout[:axis], letter, *rest), {**located.sizes, letter: dims[axis]})
+
+
+def _joined(located: Located, node: ir.Node) -> Located | None:
+    """The one tensor of several stacked ones to which the index of an axis belongs."""
+    axis = attribute_int(node, "axis", 0) % len(located.layout)
+    index = int(located.layout[axis]) if located.layout[axis].isdigit() else None
+    for operand in node.inputs if index is not None else ():
+        dims = dims_of(operand) if operand is not None else None
+        size = dims[axis] if dims is not None and len(dims) == len(located.layout) else None
+        if operand is None or index is None or not isinstance(size, int):
+            return None
+        if index < size:
+            letter = str(index) if size > 1 else ""
+            layout = (*located.layout[:axis], letter, *located.layout[axis + 1 :])
+            return Located(operand, layout, {**located.sizes, letter: size} if letter else located.sizes)
+        index -= size
+    return None
 
 
 LAYOUT_READERS: dict[str, LayoutReader] = {

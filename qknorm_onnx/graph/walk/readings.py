@@ -7,6 +7,7 @@ the functions that a reader calls and notes the innermost one that gave up, with
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from qknorm_onnx.graph.match.located import Located, Unreadable
 ROOMS: Final = "qknorm_onnx.graph.recognise"
 Asked = TypeVar("Asked", ir.Node, Located)
 Answer = TypeVar("Answer")
+Outcome = Literal["read", "declined", "no"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class Reading:
     room: str
     reader: str
     asked: str
-    outcome: Literal["read", "declined", "no"]
+    outcome: Outcome
     stopped: str = ""
 
     def __str__(self) -> str:
@@ -57,7 +59,7 @@ def first_answer(readers: Sequence[Callable[[Asked], Answer]], asked: Asked, roo
             answer, stopped = _watched(reader, asked)
             reading = Reading(
                 room=room,
-                reader=reader.__name__,
+                reader=_name(reader),
                 asked=described(asked),
                 outcome=_outcome(answer),
                 stopped=answer.reason if isinstance(answer, Unreadable) else stopped if answer is None else "",
@@ -68,27 +70,39 @@ def first_answer(readers: Sequence[Callable[[Asked], Answer]], asked: Asked, roo
     return None
 
 
-def gave_up(reader: Callable[..., object], asked: Located | ir.Node, why: str, room: str) -> None:
+def gave_up(reader: Callable[..., object], asked: Located | ir.Node | ir.Value, why: str, room: str) -> None:
     """Record that `reader` found a form that it cannot read, for the reason `why`."""
+    record(reader, asked, "no", room, why=why)
+
+
+def record(
+    reader: Callable[..., object], asked: Located | ir.Node | ir.Value | None, outcome: Outcome, room: str, *, why: str = ""
+) -> None:
+    """Record what `reader` said of `asked`, where it is not one of a list."""
     logger = logger_of(room)
     if logger.isEnabledFor(logging.DEBUG):
-        reading = Reading(room=room, reader=reader.__name__, asked=described(asked), outcome="no", stopped=why)
+        reading = Reading(room=room, reader=_name(reader), asked=described(asked), outcome=outcome, stopped=why)
         logger.debug("%s", reading, extra={"reading": reading})
 
 
-def described(item: Located | ir.Node | None) -> str:
-    """A node by its operator, name and the shape of its output."""
-    node = item.value.producer() if isinstance(item, Located) else item
+def described(item: Located | ir.Node | ir.Value | None) -> str:
+    """A node by its operator, name and the shape of its output; an input of the graph by its name."""
+    value = item.value if isinstance(item, Located) else item if isinstance(item, ir.Value) else None
+    node = value.producer() if value is not None else item if isinstance(item, ir.Node) else None
     if node is None:
-        return f"'{item.value.name}'" if isinstance(item, Located) else "nothing"
+        return f"'{value.name}'" if value is not None else "nothing"
     shape = node.outputs[0].shape
     return f"{node.op_type} '{node.name or node.outputs[0].name}' {shape if shape is not None else 'of unknown shape'}"
 
 
-def _outcome(answer: object) -> Literal["read", "declined", "no"]:
+def _outcome(answer: object) -> Outcome:
     if answer is None:
         return "no"
     return "declined" if isinstance(answer, Unreadable) else "read"
+
+
+def _name(reader: Callable[..., object]) -> str:
+    return str((reader.func if isinstance(reader, functools.partial) else reader).__name__)
 
 
 def _watched(reader: Callable[[Asked], Answer], asked: Asked) -> tuple[Answer, str]:

@@ -8,6 +8,9 @@ from qknorm_onnx.graph.match.attention_core import Bias, Core
 from qknorm_onnx.graph.match.qk_norm_match import Visibility
 from qknorm_onnx.graph.recognise.masks.mask import MaskContext, MaskFragment, recognise_mask
 from qknorm_onnx.graph.symbolic.terms import Linear
+from qknorm_onnx.graph.walk.readings import record
+
+ROOM = "masks"
 
 
 def read_visibility(core: Core, masks: MaskContext, *, cached: bool, first: Linear | None = None) -> Visibility:
@@ -30,8 +33,17 @@ def read_visibility(core: Core, masks: MaskContext, *, cached: bool, first: Line
             key_length=masks.extent(core.key.value, core.key.layout.index("S")),
         )
         fits = _same_function(fragment, cached=cached) if first is None else _fits_buffer(fragment, first)
+        _record(bias, fragment, fits=fits)
         visibility = _joined(visibility, bias, fragment, fits=fits)
     return visibility
+
+
+def _record(bias: Bias, fragment: MaskFragment, *, fits: bool) -> None:
+    """What a mask was read as, and which parts of it stay a tensor that is added, and why."""
+    why = "; ".join(fragment.reasons) or (
+        "" if fits else f"its limits are counted from {fragment.alignment}, or empty rows differ"
+    )
+    record(recognise_mask, bias.value, "read" if fits and fragment.recognised else "no", ROOM, why=why)
 
 
 def _query_axis(bias: Bias) -> int:

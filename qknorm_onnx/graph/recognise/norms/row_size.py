@@ -68,6 +68,8 @@ def read_size(value: ir.Value | None, depth: int = ROW_SIZE_STEPS) -> RowSize | 
     if node.op_type == "Add":
         constant, size = _constant_and_other(node, depth, read_size)
         return dataclasses.replace(size, added=constant) if size is not None and size.plain else None
+    if node.op_type in ("Mul", "Div"):
+        return _scaled(node, depth)
     return None
 
 
@@ -230,6 +232,26 @@ def _multiple(node: ir.Node, depth: int) -> RowSize | None:
         return None
     ratio = size.ratio * constant * (values if size.statistic == "sum" else 1)
     return dataclasses.replace(size, statistic="mean", ratio=1.0 if math.isclose(ratio, 1.0, rel_tol=1e-6) else ratio)
+
+
+def _scaled(node: ir.Node, depth: int) -> RowSize | None:
+    """A size times or over a positive number, such as the L2 norm over sqrt(D), which is the root of the mean of squares."""
+    constant, size = _constant_and_other(node, depth, read_size) if node.op_type == "Mul" else _dividend_and_divisor(node, depth)
+    if size is None or not 0.0 < constant < math.inf:
+        return None
+    dims = dims_of(size.row)
+    values = _values(dims, size.axes) if dims is not None else None
+    ratio = size.ratio * constant * constant
+    if size.statistic == "sum" and values and math.isclose(ratio * values, 1.0, rel_tol=1e-6):
+        size, ratio = dataclasses.replace(size, statistic="mean"), 1.0
+    scaled = {"inside": size.inside * constant * constant, "least": size.least * constant, "added": size.added * constant}
+    return dataclasses.replace(size, ratio=ratio, **scaled)
+
+
+def _dividend_and_divisor(node: ir.Node, depth: int) -> tuple[float, RowSize | None]:
+    """One over the divisor of a Div, and its dividend as a row size."""
+    divisor = number(input_of(node, 1))
+    return (1.0 / divisor, read_size(input_of(node, 0), depth - 1)) if divisor else (0.0, None)
 
 
 def _constant_and_other(node: ir.Node, depth: int, read: object) -> tuple[float, RowSize | None]:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import Table
 from qknorm_onnx.graph.match.located import Array
-from qknorm_onnx.graph.recognise.rotaries.channels import Term, Terms
+from qknorm_onnx.graph.recognise.rotaries.terms import Term, Terms
 from qknorm_onnx.graph.walk.constants import constant
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from qknorm_onnx.graph.match.fragments import Rotary, Table
 from qknorm_onnx.graph.match.located import Layout, Located
-from qknorm_onnx.graph.recognise.rotaries.channels import Term, Terms
 from qknorm_onnx.graph.recognise.rotaries.matrix import read_matrices, tables_of
+from qknorm_onnx.graph.recognise.rotaries.table_sources import with_sources
 from qknorm_onnx.graph.recognise.rotaries.tables import make_table
+from qknorm_onnx.graph.recognise.rotaries.terms import Term, Terms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +20,13 @@ class Pair:
     first: int
     second: int
     reversed: bool
+
+
+def read_turn(channels: Sequence[Terms], located: Located) -> Rotary | None:
+    """The rotary embedding that maps x to `channels`, whichever tables it comes with."""
+    found = read_pairs(channels, located) or read_rotations(channels, located)
+    sourced = with_sources(channels, located.layout) if found is None else None
+    return found if sourced is None else read_pairs(sourced, located)
 
 
 def read_pairs(channels: Sequence[Terms], located: Located) -> Rotary | None:

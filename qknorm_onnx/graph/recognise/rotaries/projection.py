@@ -10,9 +10,10 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import Rotary, Table
 from qknorm_onnx.graph.match.located import Layout, Located
-from qknorm_onnx.graph.recognise.rotaries.channels import ChannelReader, NotLinearError, Terms
-from qknorm_onnx.graph.recognise.rotaries.pairs import read_pairs, read_rotations
+from qknorm_onnx.graph.recognise.rotaries.channels import ChannelReader
+from qknorm_onnx.graph.recognise.rotaries.pairs import read_turn
 from qknorm_onnx.graph.recognise.rotaries.tables import same_table
+from qknorm_onnx.graph.recognise.rotaries.terms import NotLinearError, Terms
 from qknorm_onnx.graph.walk.layout import dims_of
 from qknorm_onnx.graph.walk.readings import described, gave_up
 
@@ -44,17 +45,13 @@ def read_on_projection(located: Located, candidate: ir.Value) -> tuple[Rotary, L
         return None
     flat: list[Terms] = list(channels.reshape(-1))
     apart = [_of_head(flat[head * size : (head + 1) * size], head * size) for head in range(heads)]
-    rotaries = [_of_terms(terms, located) if _inside(terms, size) else None for terms in apart]
+    rotaries = [read_turn(terms, located) if _inside(terms, size) else None for terms in apart]
     rotary = _one_for_all([item for item in rotaries if item is not None], heads)
     if rotary is None:
         why = f"its values are no pairs (a cos - b sin, b cos + a sin) of those of {described(source)}, alike in each head"
         gave_up(read_on_projection, located, why, ROOM)
         return None
     return rotary, source
-
-
-def _of_terms(terms: Sequence[Terms], located: Located) -> Rotary | None:
-    return read_pairs(terms, located) or read_rotations(terms, located)
 
 
 def _of_head(terms: Sequence[Terms], first: int) -> list[Terms]:

@@ -8,10 +8,11 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import Rotary
 from qknorm_onnx.graph.match.located import Dim, Located, Unreadable
-from qknorm_onnx.graph.recognise.rotaries.channels import CHANNEL_RULES, ChannelReader, NotLinearError
+from qknorm_onnx.graph.recognise.rotaries.channels import CHANNEL_RULES, ChannelReader
 from qknorm_onnx.graph.recognise.rotaries.operator import read_rotary_operator
-from qknorm_onnx.graph.recognise.rotaries.pairs import read_pairs, read_rotations
+from qknorm_onnx.graph.recognise.rotaries.pairs import read_turn
 from qknorm_onnx.graph.recognise.rotaries.projection import on_projection, read_on_projection
+from qknorm_onnx.graph.recognise.rotaries.terms import NotLinearError
 from qknorm_onnx.graph.recognise.rotaries.unrotated import read_unrotated_ends
 from qknorm_onnx.graph.walk.constants import producer, rank_of
 from qknorm_onnx.graph.walk.layout import dims_of
@@ -84,7 +85,7 @@ def _from_candidate(located: Located, candidate: ir.Value) -> tuple[Rotary, Loca
         return None
     if channels is None or channels.ndim != 1:
         return None
-    rotary = read_pairs(list(channels), located) or read_rotations(list(channels), located)
+    rotary = read_turn(list(channels), located)
     if rotary is None:
         why = f"{NO_PAIRS} {described(located.at(candidate, located.layout))}"
         gave_up(read_rotary, located, why, ROOM)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import Table
 from qknorm_onnx.graph.match.located import Layout, Located
-from qknorm_onnx.graph.recognise.rotaries.channels import Term
+from qknorm_onnx.graph.recognise.rotaries.terms import Term
 from qknorm_onnx.graph.walk.broadcasts import before_broadcast
 from qknorm_onnx.graph.walk.constants import attribute_int, attribute_or_input, constant, producer, rank_of
 from qknorm_onnx.graph.walk.head_groups import has_split_heads
@@ -26,8 +26,9 @@ def make_table(terms: Mapping[int, Term], *, pairs: Sequence[tuple[int, int]], l
     axis that cannot be expressed.
     """
     columns = {index: (term.table, term.column) for index, term in sorted(terms.items()) if term.table is not None}
-    if len(columns) != len(terms):
+    if len(columns) != len(terms) or any(term.axes != 1 for term in terms.values()):
         return None
+    leads = {term.table: term.lead for term in terms.values() if term.table is not None and term.lead is not None}
     roots: tuple[ir.Value, ...] = ()
     wanted = list(columns)
     if pairs:
@@ -40,7 +41,7 @@ def make_table(terms: Mapping[int, Term], *, pairs: Sequence[tuple[int, int]], l
         parts.append((value, tuple(columns[index][1] for index in run)))
     if any(term.of_operator for term in terms.values()):
         return _of_operator(parts)
-    return _without_broadcast_axes(parts, layout, roots)
+    return _without_broadcast_axes(parts, layout, roots, leads)
 
 
 def _of_operator(parts: Sequence[tuple[ir.Value, tuple[int, ...]]]) -> Table | None:
@@ -202,16 +203,23 @@ def _keeps_last_axis(node: ir.Node, value: ir.Value) -> bool:
 
 
 def _without_broadcast_axes(
-    parts: Sequence[tuple[ir.Value, tuple[int, ...]]], layout: Layout, roots: tuple[ir.Value, ...]
+    parts: Sequence[tuple[ir.Value, tuple[int, ...]]],
+    layout: Layout,
+    roots: tuple[ir.Value, ...],
+    leads: Mapping[ir.Value, Layout],
 ) -> Table | None:
-    """The same table read from before axes of size 1 were put in, for the head axis above all."""
+    """The same table read from before axes of size 1 were put in, for the head axis above all.
+
+    `leads` names all axes but the last one of values that are not broadcast as they are.
+    """
     out: list[tuple[ir.Value, tuple[int, ...]]] = []
     layouts: set[Layout] = set()
     for value, columns in parts:
         dims = dims_of(value)
-        if dims is None or len(dims) > len(layout):
+        named = (*leads[value], "W") if value in leads else layout[len(layout) - len(dims or ()) :]
+        if dims is None or len(dims) != len(named):
             return None
-        axes = tuple("" if dim == 1 else letters for dim, letters in zip(dims, layout[len(layout) - len(dims) :], strict=True))
+        axes = tuple("" if dim == 1 else letters for dim, letters in zip(dims, named, strict=True))
         if has_split_heads(axes):
             return None
         inner, axes = _before_unsqueeze(value, (*axes[:-1], "W"))

@@ -95,7 +95,7 @@ def norm_behind(value: ir.Value) -> Unreadable | None:
     while waiting and len(seen) < NORM_BEHIND_NODES:
         item = waiting.pop(0)
         node = item.producer()
-        if item in seen or node is None or (node.op_type in PROJECTIONS and not _picks(node)):
+        if item in seen or node is None or (node.op_type in PROJECTIONS and not _picks(node) and not turns_pairs(node)):
             continue
         seen.add(item)
         if node.op_type in NORM_LIKE:
@@ -113,6 +113,13 @@ def _picks(node: ir.Node) -> bool:
     if node.op_type != "Gather" or data is None or places is None:
         return False
     return data.producer() is not None and dims_of(places) == ()
+
+
+def turns_pairs(node: ir.Node) -> bool:
+    """Whether a MatMul multiplies pairs with 2 x 2 matrices of a table, as rotary embeddings do: no projection."""
+    if node.op_type != "MatMul" or any(map(is_weight, node.inputs)):
+        return False
+    return any(value is not None and (dims_of(value) or ())[-2:] == (2, 2) for value in node.inputs)
 
 
 def _refusal(stopped: ir.Node | None, norm: ir.Node, *, sized: bool) -> Unreadable:

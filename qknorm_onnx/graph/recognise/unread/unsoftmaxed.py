@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.match.located import Unreadable
 from qknorm_onnx.graph.recognise.attention.paths import SOFTMAX, ScorePath, score_paths
-from qknorm_onnx.graph.recognise.unread.lookalikes import norm_behind
+from qknorm_onnx.graph.recognise.unread.lookalikes import norm_behind, turns_pairs
 from qknorm_onnx.graph.walk.axis_origins import MULTIPLIERS, is_weight
 from qknorm_onnx.graph.walk.layout import dims_of
 from qknorm_onnx.graph.walk.limits import UNSOFTMAXED_NODES
@@ -48,7 +48,7 @@ def unsoftmaxed_attention(node: ir.Node, reported: set[ir.Node]) -> Unreadable |
     """
     for weights, axis in _summed(node):
         for path in score_paths(weights, axis):
-            if path.node in reported or path.node is node:
+            if path.node in reported or path.node is node or turns_pairs(path.node):
                 continue
             linear = _is_linear(node, weights, path)
             if not linear and not _both_normalised(path):
@@ -79,6 +79,7 @@ def _summed(node: ir.Node) -> Iterator[tuple[ir.Value, int]]:
         or node.domain not in ("", "ai.onnx")
         or len(node.inputs) != 2
         or any(map(is_weight, node.inputs))
+        or turns_pairs(node)
     ):
         return
     operands = [(value, dims_of(value) or ()) for value in node.inputs if value is not None]
