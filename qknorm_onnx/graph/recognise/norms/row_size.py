@@ -244,8 +244,8 @@ def _scaled(node: ir.Node, depth: int) -> RowSize | None:
     ratio = size.ratio * constant * constant
     if size.statistic == "sum" and values and math.isclose(ratio * values, 1.0, rel_tol=1e-6):
         size, ratio = dataclasses.replace(size, statistic="mean"), 1.0
-    scaled = {"inside": size.inside * constant * constant, "least": size.least * constant, "added": size.added * constant}
-    return dataclasses.replace(size, ratio=ratio, **scaled)
+    inside, least, added = size.inside * constant * constant, size.least * constant, size.added * constant
+    return dataclasses.replace(size, ratio=ratio, inside=inside, least=least, added=added)
 
 
 def _dividend_and_divisor(node: ir.Node, depth: int) -> tuple[float, RowSize | None]:
