@@ -125,12 +125,18 @@ def _attribute_twice(model: onnx.ModelProto) -> None:
     model.graph.node.append(node)
 
 
-def _devices(name: str, *, ir_version: int) -> Change:
+def _devices(name: str, *, ir_version: int, splits: tuple[str, ...] = ()) -> Change:
     def change(model: onnx.ModelProto) -> None:
         model.ir_version = ir_version
-        node_of(model, "relu").device_configurations.add(configuration_id=name)
+        configuration = node_of(model, "relu").device_configurations.add(configuration_id=name)
+        for tensor in splits:
+            configuration.sharding_spec.add(tensor_name=tensor, device=[0, 1])
 
     return change
+
+
+def _devices_of_the_model(model: onnx.ModelProto) -> None:
+    model.configuration.add(name="mesh", num_devices=2)
 
 
 def _cast_to_nothing(model: onnx.ModelProto) -> None:
@@ -190,6 +196,9 @@ def structure() -> Iterator[tuple[str, Write]]:
         "attribute given twice": _attribute_twice,
         "device configuration without a name": _devices("", ir_version=11),
         "device configuration in an IR version that has none": _devices("mesh", ir_version=10),
+        "device configurations of a model in an IR version that has none": _devices_of_the_model,
+        "device configuration that splits what has no name": _devices("mesh", ir_version=11, splits=("",)),
+        "device configuration that splits another node's value": _devices("mesh", ir_version=11, splits=("h", "y")),
         "cast to data type 0": _cast_to_nothing,
         "Constant without a value": _constant(),
         "Split into 2^31 - 1 outputs": _split_into_many,

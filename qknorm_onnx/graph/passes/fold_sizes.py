@@ -31,7 +31,9 @@ def _numbers(node: ir.Node, value: ir.Value, reader: IndexReader) -> np.ndarray 
         return None
     known = reader.known(value)
     entries = integers(known) if known is not None else None
-    return None if entries is None else np.asarray(entries, dtype=dtype).reshape([len(entries)] * len(value.shape))
+    limits = np.iinfo(dtype)
+    fits = entries is not None and all(limits.min <= entry <= limits.max for entry in entries)  # a Cast lets larger ones wrap
+    return None if entries is None or not fits else np.asarray(entries, dtype=dtype).reshape([len(entries)] * len(value.shape))
 
 
 def _replace(node: ir.Node, value: ir.Value, numbers: np.ndarray) -> None:

@@ -10,6 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from qknorm_onnx.errors import InputError
+from qknorm_onnx.graph.soundness.scopes import describe
 from qknorm_onnx.graph.soundness.tensors import KNOWN_TYPES
 
 # What onnx_ir has no place for: it would be gone from the written file.
@@ -38,15 +39,19 @@ def check_fields(model: onnx.ModelProto, label: str) -> list[tuple[str, onnx.Ten
             raise InputError(f"{label}: {owner} is of the unknown data type {message.elem_type}: the file is damaged, or newer")
         elif isinstance(message, onnx.TensorShapeProto.Dimension) and message.dim_value < 0:  # ONNX's inference ends the process
             raise InputError(f"{label}: {owner} has the size {message.dim_value}; a size that is not fixed has a name instead")
-        elif isinstance(message, onnx.NodeProto) and message.domain in ("", "ai.onnx"):
-            _check_node(message, label)
-        elif isinstance(message, onnx.NodeDeviceConfigurationProto):
-            _check_devices(message, f"{label}: the device configuration of {owner}", model.ir_version)
+        elif isinstance(message, onnx.NodeProto):
+            _check_node(message, label, model.ir_version)
+        elif isinstance(message, onnx.DeviceConfigurationProto):
+            _check_kept(f"{label}: the device configuration {message.name!r}", model.ir_version)
     return tensors
 
 
-def _check_node(node: onnx.NodeProto, label: str) -> None:
+def _check_node(node: onnx.NodeProto, label: str, ir_version: int) -> None:
     """What ONNX's checker passes, and its inference or the graph library cannot stand."""
+    for configuration in node.device_configurations:
+        _check_devices(configuration, node, f"{label}: the device configuration of {describe(node)}", ir_version)
+    if node.domain not in ("", "ai.onnx"):
+        return
     made = ", ".join(map(repr, node.output[:4]))
     if node.op_type == "Constant" and len(node.attribute) != 1:
         raise InputError(
@@ -57,9 +62,16 @@ def _check_node(node: onnx.NodeProto, label: str) -> None:
             raise InputError(f"{label}: the Split that makes {made} is to have {attribute.i} outputs, and has {len(node.output)}")
 
 
-def _check_devices(configuration: onnx.NodeDeviceConfigurationProto, what: str, ir_version: int) -> None:
+def _check_devices(configuration: onnx.NodeDeviceConfigurationProto, node: onnx.NodeProto, what: str, ir_version: int) -> None:
     if not configuration.configuration_id:
         raise InputError(f"{what} does not say which one it is; remove it")
+    _check_kept(what, ir_version)
+    for spec in configuration.sharding_spec:
+        if not spec.tensor_name or spec.tensor_name not in {*node.input, *node.output}:
+            raise InputError(f"{what} splits {spec.tensor_name!r}, which is no input or output of the node; remove it")
+
+
+def _check_kept(what: str, ir_version: int) -> None:
     if ir_version < _DEVICES_SINCE_IR_VERSION:
         raise InputError(
             f"{what} is not kept in IR version {ir_version}; remove it, or give the model IR version {_DEVICES_SINCE_IR_VERSION}"
