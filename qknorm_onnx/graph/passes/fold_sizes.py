@@ -8,7 +8,7 @@ import onnx_ir as ir
 from qknorm_onnx.graph.symbolic.expression import IndexReader
 from qknorm_onnx.graph.symbolic.tensor import integers
 
-_FOLDED = {ir.DataType.INT64: np.int64, ir.DataType.INT32: np.int32}
+_FOLDED: dict[ir.DataType, type[np.int64] | type[np.int32]] = {ir.DataType.INT64: np.int64, ir.DataType.INT32: np.int32}
 
 
 def fold_sizes(graph: ir.Graph, reader: IndexReader) -> bool:
