@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import onnx_ir as ir
 import pytest
 
@@ -129,6 +131,72 @@ def test_operators_of_queries_and_keys(operator):
     assert operator in miss.reason and miss.node and "MultiHeadAttention" in miss.hint and not report.plain
     _, unlike = fused(operator_model(operator, norm=False), prove=False)
     assert len(unlike.plain) == 1 and not unlike.declined
+
+
+ON_PROJECTIONS = """
+  q_s = Transpose<perm=[0, 2, 1, 3]>({q})
+  q_3 = Reshape(q_s, o_dims)
+  k_s = Transpose<perm=[0, 3, 1, 2]>({k})
+  k_3 = Reshape(k_s, o_dims)
+  scores = Identity(q_3)
+"""
+CALL = """
+  v_s = Transpose<perm=[0, 2, 1, 3]>({v})
+  v_3 = Reshape(v_s, o_dims)
+  o_3 = OPERATOR(q_3, k_3, v_3)
+  o_4 = Reshape(o_3, q_dims)
+  o = Transpose<perm=[0, 2, 1, 3]>(o_4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("domain", "operator", "name"),
+    [
+        ("ai.onnx.preview", "FlexAttention", "FlexAttention"),
+        ("org.pytorch.aten", 'ATen<operator="scaled_dot_product_attention">', "scaled_dot_product_attention"),
+        ("pkg.onnxscript.torch_lib", "aten_scaled_dot_product_attention", "aten_scaled_dot_product_attention"),
+        ("trt.plugins", "CustomQKVToContextPluginDynamic", "CustomQKVToContextPluginDynamic"),
+        ("vendor", "FlashSdpa", "FlashSdpa"),
+    ],
+)
+def test_operators_of_other_domains(domain, operator, name):
+    form = Form(product=ON_PROJECTIONS, softmax="", weighed=CALL.replace("OPERATOR", f"{domain}.{operator}"), domains=(domain,))
+    (miss,) = report_of(form).declined
+    assert f"the operator {name}, which is not read" in miss.reason and "ONNX's own operators" in miss.hint and miss.node
+    plain = report_of(dataclasses.replace(form, prepare=SAME))
+    assert len(plain.plain) == 1 and not plain.declined
+    mended = report_of(dataclasses.replace(form, weighed=CALL.replace("OPERATOR", OWN), opset=23))
+    assert len(mended.fused) == 1 and not mended.declined
+
+
+OWN = "Attention<q_num_heads=4, kv_num_heads=4>"
+
+
+def test_a_module_kept_as_a_function_is_not_called_qk_norm_attention_for_the_norm_of_its_block():
+    weighed = CALL.replace("OPERATOR(q_3, k_3, v_3)", "models.OtherAttention(q_3)")
+    report = report_of(Form(product=ON_PROJECTIONS, softmax="", weighed=weighed, domains=("models",)))
+    assert len(report.plain) == 1 and not report.declined and not report.fused
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_the_older_name_of_a_fused_product_is_read(norm):
+    product = (
+        "  k_s = Transpose<perm=[0, 1, 3, 2]>({k})\n  scores = com.microsoft.TransposeMatMul<transB=1, alpha=0.5>({q}, k_s)\n"
+    )
+    report = report_of(Form(product=product, domains=("com.microsoft",), prepare=RMS if norm else SAME))
+    assert (len(report.fused), len(report.plain), report.declined) == (int(norm), int(not norm), ())
+    assert not norm or report.fused[0].spec.attention.scale == pytest.approx(0.155)
+
+
+TWICE = "  once = Softmax<axis=-1>(logits)\n  p = Softmax<axis=-1>(once)\n"
+HARD = "  p = Hardmax<axis=-1>(logits)\n"
+
+
+@pytest.mark.parametrize(("softmax", "cause"), [(TWICE, "Softmax stands between"), (HARD, "pass Hardmax in place")])
+def test_other_functions_than_one_softmax_are_told_once(softmax, cause):
+    (miss,) = report_of(Form(softmax=softmax)).declined
+    assert cause in miss.reason and miss.hint
+    assert len(report_of(Form(softmax=softmax, prepare=SAME)).plain) == (1 if softmax is TWICE else 0)
 
 
 @pytest.mark.parametrize(("operator", "declined"), [("Attention", 0), ("PackedAttention", 0), ("QAttention", 1)])

@@ -11,9 +11,10 @@ from qknorm_onnx.graph.walk.constants import MICROSOFT_DOMAIN, attribute_float, 
 
 
 class OpenProductsPass(ir.passes.InPlacePass):
-    """FusedMatMul of two computed tensors becomes Transpose, MatMul and Mul; one with a weight is a projection, and stays.
+    """FusedMatMul, and TransposeMatMul, its older name, of two computed tensors become Transpose, MatMul and Mul.
 
-    Shapes must have been derived: a product whose operands have unknown ranks stays as it is.
+    One with a weight is a projection, and stays. Shapes must have been derived: a product whose operands have unknown ranks
+    stays as it is.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -24,7 +25,7 @@ class OpenProductsPass(ir.passes.InPlacePass):
 
 
 def _is_fused_product(node: ir.Node) -> bool:
-    if (node.domain, node.op_type) != (MICROSOFT_DOMAIN, "FusedMatMul"):
+    if node.domain != MICROSOFT_DOMAIN or node.op_type not in ("FusedMatMul", "TransposeMatMul"):
         return False
     return all(value is not None and value.const_value is None and constant(value) is None for value in node.inputs)
 

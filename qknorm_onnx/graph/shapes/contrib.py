@@ -124,6 +124,7 @@ RULES: Final[dict[str, Callable[[ir.Node], Results]]] = {
     "MultiHeadAttention": _attention,
     "GroupQueryAttention": _attention,
     "FusedMatMul": _fused_product,
+    "TransposeMatMul": _fused_product,
     "MatMulIntegerToFloat": _product(2),
     "DynamicQuantizeMatMul": _product(None),
     "MatMulNBits": _narrow_product,

@@ -96,8 +96,11 @@ def _read_product(node: ir.Node) -> ScoreProduct | Unreadable:
 
 
 def _stopped(node: ir.Node) -> Unreadable | None:
-    """Attention with an unknown step, or (a softmax over anything else) nothing that concerns us."""
-    if any(reaches_product(operand) for operand in node.inputs if operand is not None):
+    """Attention with an unknown step, or (a softmax over anything else) nothing that concerns us.
+
+    Behind another softmax it is that one's attention, and said there.
+    """
+    if node.op_type != "Softmax" and any(reaches_product(operand) for operand in node.inputs if operand is not None):
         reason = f"{node.op_type} stands between its logits and its softmax"
         return Unreadable(reason, node, "only scale, clamp, soft cap, masks and sinks may stand there: leave it out, or move it")
     return None

@@ -72,7 +72,8 @@ def unread_attention(node: ir.Node, reported: set[ir.Node]) -> Unreadable | None
     if not paths and node.op_type in SOFTMAX:
         return unshaped_attention(node)
     for path in paths:
-        if path.node in reported or not _is_normalised(path):
+        behind_another = any(step.op_type in SOFTMAX for step in path.steps)
+        if path.node in reported or behind_another or not _is_normalised(path):
             continue
         if node.op_type in SOFTMAX:
             after = values_path(node.outputs[0], frozenset([place]), through_softmax=True)

@@ -34,6 +34,7 @@ ACTIVATIONS = frozenset(
         "Pow",
         "Clip",
         "Max",
+        "Hardmax",
     ]
 )
 LINEAR = "it is linear attention: no softmax stands between its queries and keys and its values"
