@@ -16,6 +16,7 @@ from qknorm_onnx.graph.onnxruntime_release import Release, needs_of, release_nam
 from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
 from qknorm_onnx.graph.passes.raise_opset import raise_to_floor
+from qknorm_onnx.graph.passes.read_cache_lengths import read_cache_lengths
 from qknorm_onnx.graph.rewrite.prover import Prover
 from qknorm_onnx.graph.soundness.guard import make_sound, one_line
 from qknorm_onnx.lowering.primitive_onnx import PRIMITIVE, forget_named_sizes
@@ -60,6 +61,7 @@ def fuse(
     verify: bool = True,
     require_fusion: bool = False,
     for_onnxruntime: str | None = None,
+    caches_in_place: bool = False,
     progress: Progress | None = None,
 ) -> Program:
     """Make each QK-Norm attention of `source` one node, and lower it to `target`.
@@ -76,6 +78,9 @@ def fuse(
         require_fusion: raise unless there is QK-Norm attention and all of it is fused.
         for_onnxruntime: "1.24" writes nothing that onnxruntime 1.24 does not know; None writes what the model needs in this
             target, on every machine the same. `report.needs` says what a runtime must have.
+        caches_in_place: let the pasts of a decoder be larger than what they hold: how many entries are valid is read off
+            `attention_mask` (its columns less the new tokens). Such buffers stay in place where past and present are bound to
+            one memory; a past of just that size grows as before. What hinders it is in the report's notes.
         progress: called with the name of each stage as it begins.
 
     Raises:
@@ -91,7 +96,14 @@ def fuse(
     model = load_model(source)
     with one_line(label_of(source)):
         return _fuse(
-            model, target=target, provider=provider, release=release, verify=verify, require_fusion=require_fusion, say=say
+            model,
+            target=target,
+            provider=provider,
+            release=release,
+            verify=verify,
+            require_fusion=require_fusion,
+            caches_in_place=caches_in_place,
+            say=say,
         )
 
 
@@ -103,10 +115,11 @@ def _fuse(
     release: Release | None,
     verify: bool,
     require_fusion: bool,
+    caches_in_place: bool,
     say: Progress,
 ) -> Program:
     raised = raise_to_floor(model)
-    declared = {value.name: value.shape for value in (*model.graph.inputs, *model.graph.outputs)}
+    declared = _declared(model)
     say("prepare")
     prepare = PreparePass()
     prepare(model)
@@ -119,6 +132,10 @@ def _fuse(
     report = dataclasses.replace(fuse_pass.report, notes=notes)
     if require_fusion:
         require_complete(report)
+    if caches_in_place and (why := read_cache_lengths(model.graph)):
+        report = dataclasses.replace(report, notes=(*report.notes, f"caches cannot stay in place: {why}"))
+    elif caches_in_place:
+        declared = _declared(model)
     say("lower")
     outcomes = lower(model, target=target, provider=provider, for_onnxruntime=release)
     if fused or outcomes:  # bodies and lowerings bring equal constants along; a second run must find nothing to do
@@ -130,6 +147,10 @@ def _fuse(
     say("check")
     make_sound(model, "the result")
     return Program(model, dataclasses.replace(_with_targets(report, outcomes), needs=_needs(model, release)))
+
+
+def _declared(model: ir.Model) -> dict[str | None, ir.Shape | None]:
+    return {value.name: value.shape for value in (*model.graph.inputs, *model.graph.outputs)}
 
 
 def require_complete(report: FusionReport) -> None:

@@ -86,6 +86,7 @@ def export(
         verify=verify,
         require_fusion=require_fusion,
         for_onnxruntime=for_onnxruntime,
+        caches_in_place=isinstance(module, CachedDecoder) and target == DEFAULT_TARGET,
         progress=progress,
     )
     notes = (*notes, *program.report.notes, *_other_meanings(module, program.report))
