@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from qknorm_onnx.errors import ExportError
+from qknorm_onnx.graph.passes.read_cache_lengths import stays_in_place
 from qknorm_onnx.pipeline import Program
 from qknorm_onnx.serving.decoder_ports import LogitsKept
 from qknorm_onnx.serving.folder_writing import require_free, write_decoder_folder
@@ -78,5 +79,5 @@ def _write(program: Program, out: Path, loaded: LoadedSource, source: Path, prov
         config=model.config.get_text_config().to_dict(),
         generation=model.generation_config.to_dict() if getattr(model, "generation_config", None) else {},
         provider=provider,
-        shared_cache=False,
+        shared_cache=stays_in_place(program.model.graph),
     )

@@ -42,6 +42,13 @@ def read_cache_lengths(graph: ir.Graph) -> str:
     return ""
 
 
+def stays_in_place(graph: ir.Graph) -> bool:
+    """Whether every cache that `graph` takes may be larger than what it holds: then one buffer can be past and present."""
+    nodes = [node for node in graph if is_attention_node(node)]
+    cached = [inputs for _, inputs in map(read_attention_node, nodes) if inputs.past_key is not None]
+    return bool(cached) and all(inputs.cache_length is not None for inputs in cached)
+
+
 def _is_matrix(value: ir.Value | None) -> bool:
     return value is not None and value.shape is not None and value.shape.rank() == 2
 
