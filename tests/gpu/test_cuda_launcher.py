@@ -14,7 +14,7 @@ import pytest
 from qknorm_onnx.spec.cuda_support import cuda_refusal
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec
 from tests.contract import spec_cases
-from tests.gpu.judge import check_attention, check_rotary, rounded
+from tests.gpu.judge import check_attention, check_rotary, has_room, rounded
 from tests.native.kernel_call import KernelError
 
 GROUPS = ("norm_cases", "rotary_cases", "attention_cases", "mask_cases", "cache_cases", "empty_cases", "random_cases")
@@ -22,7 +22,10 @@ CASES = {case.id: case for group in GROUPS for case in getattr(spec_cases, group
 SERVED = [
     case
     for case in CASES.values()
-    if cuda_refusal(case.spec, dtype="float32") is None and "head-size" not in case.id and case.id != "heads-(40, 8)"
+    if cuda_refusal(case.spec, dtype="float32") is None
+    and has_room(case)
+    and "head-size" not in case.id
+    and case.id != "heads-(40, 8)"
 ]
 
 PLAIN = QKNormSpec(
@@ -89,6 +92,21 @@ def test_a_full_cache_makes_its_row_nan_and_is_not_written_over(driver):
     assert np.isfinite(y[0]).all()
     assert np.isnan(y[1]).all()
     np.testing.assert_array_equal(key[1], before)
+
+
+@pytest.mark.parametrize(("length", "dtype"), [(1, np.float32), (3, np.bool_)])
+def test_nothing_is_read_behind_the_last_column_of_a_bias(driver, length, dtype):
+    """Rows with as many columns as keys are right; one with more keys is NaN, as where the buffer has no room."""
+    inputs = plain_inputs(batch=2, length=length, past=4, capacity=9, dtype="float32", size=16)
+    inputs["cache_length"][:] = (4, 2)
+    rng = np.random.default_rng(4)
+    bias = rng.normal(size=(2, 1, length, 4 + length)) if dtype == np.float32 else rng.random((2, 1, length, 4 + length)) < 0.8
+    inputs["attention_bias"] = bias.astype(dtype)
+    outputs = driver.attention(PLAIN, inputs, num_outputs=3)
+    check_attention(PLAIN, inputs, outputs, "float32")
+    y = driver.attention(PLAIN, inputs | {"attention_bias": inputs["attention_bias"][..., :-1].copy()}, num_outputs=3)[0]
+    assert np.isnan(y[0]).all()
+    assert np.isfinite(y[1]).all()
 
 
 def test_decode_is_one_launch_and_a_reduction_over_splits(driver):
