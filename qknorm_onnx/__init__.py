@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from qknorm_onnx.graph.fusion_report import Declined, FusedAttention, FusionReport, Refused
     from qknorm_onnx.pipeline import Program, fuse
     from qknorm_onnx.runtime.session import create_session
+    from qknorm_onnx.serving.fused_folder import fuse_folder
     from qknorm_onnx.serving.generate import Generation, generate
     from qknorm_onnx.spec.canonical import canonical
     from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
@@ -46,6 +47,7 @@ __all__ = [
     "export",
     "export_folder",
     "fuse",
+    "fuse_folder",
     "generate",
     "library_path",
     "translation_table",
@@ -77,6 +79,7 @@ _HOME_OF = {
     "export": "torch_export.exporter",
     "export_folder": "torch_export.decoder_folder",
     "fuse": "pipeline",
+    "fuse_folder": "serving.fused_folder",
     "generate": "serving.generate",
     "library_path": "custom_ops",
     "translation_table": "torch_export.operators.translation",

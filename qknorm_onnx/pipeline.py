@@ -125,7 +125,9 @@ def _fuse(
     prepare(model)
     say("recognise and prove" if verify else "recognise")
     fuse_pass = FuseQKNormPass(
-        _prover() if verify else None, keeps=lambda mark: (mark.asked, mark.provider) == (target, provider)
+        _prover() if verify else None,
+        keeps=lambda mark: (mark.asked, mark.provider) == (target, provider),
+        buffers_grow=provider != "cuda",
     )
     fused = fuse_pass(model).modified
     notes = (*([raised] if raised else []), *prepare.kept, *fuse_pass.report.notes)

@@ -200,11 +200,11 @@ def declared_as_inputs(text: str) -> str:
     return f"{head}, {declared.strip()}) => ({outputs}\n{{{body}"
 
 
-def fused(model: ir.Model, *, prove: bool = True) -> tuple[ir.Model, FusionReport]:
+def fused(model: ir.Model, *, prove: bool = True, buffers_grow: bool = True) -> tuple[ir.Model, FusionReport]:
     """`model` after the passes, with each rewrite proven."""
     copy = model.clone()
     PreparePass()(copy)
-    fuse = FuseQKNormPass(RegionProver() if prove else None)
+    fuse = FuseQKNormPass(RegionProver() if prove else None, buffers_grow=buffers_grow)
     fuse(copy)
     return copy, fuse.report
 

@@ -91,19 +91,23 @@ def test_without_rotary_embedding():
     assert spec.rotary.order == "none"
 
 
-def test_buffer_that_the_file_declares_is_not_copied():
-    grows, _ = proven(attention())
-    buffer, _ = proven(attention(past="capacity", present="capacity"))
-    assert any(node.op_type == "ConstantOfShape" for node in grows.graph)
-    node = next(node for node in buffer.graph if node.op_type == "QKNormAttention")
+@pytest.mark.parametrize("lengths", [("p", "t"), ("capacity", "capacity")])
+def test_a_past_goes_in_as_it_is(lengths):
+    past, present = lengths
+    result, _ = proven(attention(past=past, present=present))
+    node = next(node for node in result.graph if node.op_type == "QKNormAttention")
     assert [value.name for value in node.inputs[12:14]] == ["pk", "pv"]
-    assert not any(node.op_type == "ConstantOfShape" for node in buffer.graph)
+    assert not any(node.op_type == "ConstantOfShape" for node in result.graph)
 
 
-def test_report_says_that_a_past_is_copied_and_how_not_to():
-    notes = [fused(attention(past=past, present=present), prove=False)[1].notes for past, present in (("p", "t"), ("c", "c"))]
+def test_where_buffers_do_not_grow_the_report_says_that_a_past_is_copied_and_how_not_to():
+    made = [fused(attention(past=past, present=present), buffers_grow=False) for past, present in (("p", "t"), ("c", "c"))]
+    notes = [report.notes for _, report in made]
     assert len(notes[0]) == 1 and "one name for their length" in notes[0][0]
     assert notes[1] == ()
+    extended = [any(node.op_type == "ConstantOfShape" for node in result.graph) for result, _ in made]
+    assert extended == [True, False]
+    assert all(len(report.fused) == 1 and not report.refused for _, report in made)
 
 
 CALLS = {

@@ -48,7 +48,8 @@ class RowLengths:
 
     `last` (B) is the position of the newest key, `total` () the number of keys of the longest row. Past keys lie at the
     front of a tensor that the caller lets grow to `total` keys, or of a buffer with room for more: at run time, sizes tell
-    which. `is_buffer`: the file says so, as past and present have one size.
+    which. `is_buffer`: it needs no more room than it has, or none to be made for it; the file says so where past and present
+    have one size.
     """
 
     last: ir.Value

@@ -38,8 +38,8 @@ from qknorm_onnx.spec.qk_norm_spec import SpecError
 from qknorm_onnx.spec.signature import DOMAIN, VERSION
 
 COPIED_CACHE: Final = (
-    "the file leaves it open whether its caches grow or are buffers of fixed size, so each past is copied once per call to make "
-    "room for the new keys; where they are buffers, give past and present one name for their length"
+    "the file leaves it open whether its caches grow or are buffers of fixed size, which kernels on CUDA cannot, so each past is "
+    "copied once per call to make room for the new keys; where they are buffers, give past and present one name for their length"
 )
 
 Outcome = reports.FusionReport  # of one node: empty, or with the one entry that it leads to
@@ -53,20 +53,32 @@ class FuseQKNormPass(ir.passes.InPlacePass):
 
     `prover` compares the old and the new nodes of each rewrite; without one, rewrites are kept unproven. After a call,
     `report` says what became of each attention. `keeps` says which attentions that were lowered earlier stay as they are;
-    the others are recognised like foreign ones, and stay where that fails.
+    the others are recognised like foreign ones, and stay where that fails. `buffers_grow`: the kernels that are meant make room
+    in a cache that is too short; where they do not, a past that may be is extended before.
     """
 
-    def __init__(self, prover: Prover | None = None, *, keeps: Callable[[LoweredMark], bool] = lambda _mark: False) -> None:
+    def __init__(
+        self,
+        prover: Prover | None = None,
+        *,
+        keeps: Callable[[LoweredMark], bool] = lambda _mark: False,
+        buffers_grow: bool = True,
+    ) -> None:
         super().__init__()
         self._prover = prover
         self._keeps = keeps
+        self._buffers_grow = buffers_grow
         self.report = reports.FusionReport()
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run on `model` in place."""
         marks = filter(None, map(read_mark, model.graph.all_nodes()))
         fusion = _Fusion(
-            model=model, prover=self._prover, keeps=self._keeps, names={mark.name for mark in marks if self._keeps(mark)}
+            model=model,
+            prover=self._prover,
+            keeps=self._keeps,
+            buffers_grow=self._buffers_grow,
+            names={mark.name for mark in marks if self._keeps(mark)},
         )
         self.report, changed = fusion.run()
         if changed:
@@ -87,6 +99,7 @@ class _Fusion:
     model: ir.Model
     prover: Prover | None
     keeps: Callable[[LoweredMark], bool]
+    buffers_grow: bool
     names: set[str]
     unread: set[ir.Node] = dataclasses.field(default_factory=set)
 
@@ -145,6 +158,9 @@ class _Fusion:
         if isinstance(found, Unreadable):
             return _declined(attention_name(core), found), False
         match = dataclasses.replace(found, name=self._unique(found.name))
+        if self.buffers_grow and core.lengths is not None:
+            lengths = dataclasses.replace(core.lengths, is_buffer=True)
+            match = dataclasses.replace(match, core=dataclasses.replace(match.core, lengths=lengths))
         try:
             replacement = build_replacement(match)
         except SpecError as error:

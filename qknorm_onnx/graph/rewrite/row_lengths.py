@@ -1,7 +1,8 @@
 """The cache of an operator that is told the lengths of its rows, as the inputs of a canonical node.
 
 The operator takes a past that either grows or is a buffer, and only sizes tell which. A canonical node with `cache_length`
-means the same in both cases if its past has room for all keys: a past that may be shorter is extended first.
+means the same in both cases: it makes room where there is none. Where the kernels that are meant cannot, a past that may be too
+short is extended first.
 """
 
 from __future__ import annotations
