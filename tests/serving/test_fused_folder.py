@@ -39,7 +39,9 @@ def built(tmp_path_factory):
 @pytest.fixture(scope="module")
 def fused(built):
     out = built.parent / "fused for genai"
-    assert run(["fuse", str(built), str(out), "--for", "genai", "--require-fusion"]) == 0
+    report = qk.fuse_folder(built, out, require_fusion=True).report
+    assert [item.note for item in report.fused] == ["proven in float32: no float64 kernel for GroupQueryAttention"] * 2
+    assert report.notes == ()
     return out
 
 
@@ -83,6 +85,14 @@ def test_what_lies_in_the_folder(built, fused):
     options = after["model"]["decoder"]["session_options"]
     assert options.pop("custom_ops_library") == qk.library_path().name
     assert before == after
+
+
+def test_the_command(built, fused, tmp_path, capsys):
+    assert run(["fuse", str(built), str(tmp_path / "out"), "--for", "genai", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["output"] == str(tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in fused.iterdir()}
+    assert run(["fuse", str(fused), str(tmp_path / "again")]) == 2
+    assert "names the library" in capsys.readouterr().err
 
 
 def test_refusals(built, fused, tmp_path):

@@ -210,6 +210,8 @@ def _boundary(builder: NodeBuilder, match: QKNormMatch) -> tuple[ir.Value, ...]:
     opened = {part: table.roots for table in _match_tables(match) if table.roots for part, _ in table.parts}
     own = {output for node in builder.nodes for output in node.outputs} | set(builder.initializers)
     found: dict[ir.Value, None] = {}
+    if match.core.lengths is not None:
+        found[match.core.lengths.total] = None  # only the old nodes read it, and it must go with the lengths of the rows
     for node in builder.nodes:
         for value in node.inputs:
             if value is None or value in own:
