@@ -124,11 +124,7 @@ def _fuse(
     prepare = PreparePass()
     prepare(model)
     say("recognise and prove" if verify else "recognise")
-    fuse_pass = FuseQKNormPass(
-        _prover() if verify else None,
-        keeps=lambda mark: (mark.asked, mark.provider) == (target, provider),
-        buffers_grow=provider != "cuda",
-    )
+    fuse_pass = _fuse_pass(target, provider, verify=verify)
     fused = fuse_pass(model).modified
     notes = (*([raised] if raised else []), *prepare.kept, *fuse_pass.report.notes)
     report = dataclasses.replace(fuse_pass.report, notes=notes)
@@ -185,6 +181,15 @@ def _prover() -> Prover:
     from qknorm_onnx.proof.region_prover import RegionProver
 
     return RegionProver()
+
+
+def _fuse_pass(target: str, provider: str, *, verify: bool) -> FuseQKNormPass:
+    """Keeps what was lowered as is asked for now; the kernels on CUDA cannot make room in a cache."""
+    return FuseQKNormPass(
+        _prover() if verify else None,
+        keeps=lambda mark: (mark.asked, mark.provider) == (target, provider),
+        buffers_grow=provider != "cuda",
+    )
 
 
 def _with_targets(report: FusionReport, outcomes: tuple[LoweringOutcome, ...]) -> FusionReport:
