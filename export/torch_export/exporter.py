@@ -6,8 +6,10 @@ import contextlib
 import dataclasses
 import importlib.util
 import logging
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import onnx_ir as ir
@@ -183,8 +185,12 @@ def _torch_onnx_export(
 
 
 def _translations(opset: int) -> dict[Any, Any]:
-    """Our own operators, and below opset 23, which has an operator for it, PyTorch's attention."""
+    """Our own operators, what torch.onnx writes wrong, and below opset 23, which has an operator for it, PyTorch's attention."""
+    from qknorm_onnx.torch_export.patches.translations import squeeze_dim, squeeze_dims, stable_sort
+
     table: dict[Any, Any] = dict(translation_table())
+    table |= {torch.ops.aten.squeeze.dim: squeeze_dim, torch.ops.aten.squeeze.dims: squeeze_dims}
+    table[torch.ops.aten.sort.stable] = stable_sort
     if opset < ATTENTION_OPSET:
         from qknorm_onnx.torch_export.patches.masked_attention import scaled_dot_product_attention
 
@@ -209,12 +215,21 @@ def _quiet() -> Iterator[None]:
 
 
 def _innermost(error: BaseException) -> str:
-    """The first line of the error that torch's own errors wrap."""
+    """The first line of the error that torch's own errors wrap, and the line of the module's code that it comes from."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = first_line(error)
-    if "SymBool" in text or "SymInt" in text:
+    place = _place(error)
+    if "SymBool" in text or "SymInt" in text or "data-dependent" in text:
         text += (
             " (a number that depends on a tensor's values or on a dynamic size: make it a constant, or leave that axis static)"
         )
-    return text
+    return f"{text}, at {place}" if place else text
+
+
+def _place(error: BaseException) -> str:
+    """The last line of code on the way to `error` that is neither PyTorch's nor ours."""
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((*own, "<"))]
+    modules = [frame for frame in frames if "onnxscript" not in frame.filename]
+    return f"{Path(modules[-1].filename).name}:{modules[-1].lineno} `{modules[-1].line}`" if modules else ""

@@ -76,6 +76,76 @@ def test_constants_near_zero_and_one_are_kept(run_model):
     assert sum(node.op_type == "Identity" for node in model.graph) <= 1
 
 
+class Squeezed(nn.Module):
+    def forward(self, x):
+        return x.squeeze(1), x.squeeze(2), x.squeeze((1, -1)), x.squeeze(0), x[0, 0, 0].squeeze(0) + x.squeeze(-2)
+
+
+def test_an_axis_of_another_size_is_not_squeezed(run_model):
+    x = torch.randn(3, 1, 4)
+    model, _ = export_graph(Squeezed().eval(), (torch.randn(2, 1, 4),), dynamic_shapes={"x": {0: "batch"}})
+    for found, expected in zip(run_model(model, {"x": x}), Squeezed()(x), strict=True):
+        assert torch.equal(found, expected)
+
+
+class Sorted(nn.Module):
+    def forward(self, x):
+        ascending, descending = (torch.sort(x, dim=1, stable=True, descending=order) for order in (False, True))
+        return *ascending, *descending
+
+
+def test_stable_sorts_keep_the_order_of_equal_values(run_model):
+    x = torch.randint(0, 3, (2, 9, 4)).float()
+    model, _ = export_graph(Sorted().eval(), (x,), dynamic_shapes={"x": {1: "length"}})
+    x = torch.randint(0, 3, (2, 40, 4)).float()
+    for found, expected in zip(run_model(model, {"x": x}), Sorted()(x), strict=True):
+        assert torch.equal(found, expected)
+
+
+class CountedExperts(nn.Module):
+    """As in DeepSeek's code: tokens sorted by expert, and cut at counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.gate = nn.Linear(6, 3)
+
+    def forward(self, x):
+        weights, indices = self.gate(x).softmax(-1).topk(2)
+        return self.moe_infer(x, indices.view(-1), weights.view(-1, 1))
+
+    def moe_infer(self, x, flat_expert_indices, flat_expert_weights):
+        total = torch.zeros_like(x)
+        order = flat_expert_indices.argsort()
+        ends = flat_expert_indices.bincount(minlength=3).cpu().numpy().cumsum(0)
+        for index, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+            tokens = order[start:end] // 2
+            total.index_add_(0, tokens, self.experts[index](x[tokens]) * flat_expert_weights[order[start:end]])
+        return total
+
+
+def test_experts_that_count_in_numpy_export(run_model, assert_as_torch):
+    torch.manual_seed(3)
+    module = CountedExperts().eval()
+    model, notes = export_graph(module, (torch.randn(4, 6),), dynamic_shapes={"x": {0: "tokens"}})
+    assert any("every expert computed for every token" in note for note in notes)
+    assert "moe_infer" not in vars(module)
+    for tokens in (1, 9):
+        x = torch.randn(tokens, 6)
+        assert_as_torch(run_model(model, {"x": x})[0], module(x))
+
+
+class Counts(nn.Module):
+    def forward(self, x, mask):
+        lengths = mask.sum(1).tolist()
+        return x * len(set(lengths))
+
+
+def test_a_refused_export_names_the_line_of_the_module():
+    with pytest.raises(ExportError, match=r"at test_mends.py:\d+ `return x \* len\(set\(lengths\)\)`"):
+        export_graph(Counts().eval(), (torch.randn(2, 3), torch.ones(2, 3, dtype=torch.bool)))
+
+
 def test_the_optimizer_is_put_back_after_an_export():
     from onnxscript import optimizer
 

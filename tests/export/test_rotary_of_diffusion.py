@@ -184,3 +184,25 @@ def test_repeats_by_a_tensor_of_one_number(run_model):
     model, _ = export_graph(Repeated(), (x, y))
     assert list(model.graph.outputs[0].shape) == [2, 6, 3]
     torch.testing.assert_close(run_model(model, {"x": x, "y": y})[0], Repeated()(x, y))
+
+
+class CutTable(nn.Module):
+    """LongCat-Audio: halves from a constant of more positions than there are, cut to the tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = Attention(lambda x, cos, sin: halves(split(x), cos[:, None], sin[:, None]))
+        self.register_buffer("angles", torch.randn(50, SIZE // 2))
+
+    def forward(self, x):
+        angles = torch.cat([self.angles, self.angles], dim=-1)
+        self.attention.cos, self.attention.sin = (function(angles)[: x.shape[1]] for function in (torch.cos, torch.sin))
+        return self.attention(x)
+
+
+def test_a_table_cut_from_a_longer_constant_is_one_node(run_model):
+    module = CutTable().eval()
+    program = qk.export(module, (torch.randn(2, TOKENS, 10),), require_fusion=True)
+    assert [attention.note for attention in program.report.fused] == [""]
+    x = torch.randn(2, TOKENS, 10)
+    torch.testing.assert_close(run_model(program.model, {"x": x})[0], module(x), rtol=1e-5, atol=1e-5)

@@ -9,6 +9,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from qknorm_onnx.torch_export.patches.expert_loops import dense_experts
+
 # The experts implementations of transformers that torch.onnx can translate.
 EXPORTABLE_EXPERTS: Final = ("eager", "batched_mm")
 
@@ -27,6 +29,7 @@ def mended(module: nn.Module, *, keep_cache: bool) -> Iterator[list[str]]:
         stack.enter_context(_evaluation_mode(module, notes))
         if not keep_cache:
             stack.enter_context(_without_cache(module, notes))
+        stack.enter_context(dense_experts(module, notes))
         for model in _models_with_experts(module):
             stack.enter_context(_batched_experts(model, notes))
         yield notes

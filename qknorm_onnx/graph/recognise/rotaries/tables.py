@@ -107,7 +107,7 @@ def column_classes(value: ir.Value, depth: int = TABLE_STEPS) -> tuple[tuple[int
     if array is not None:
         rows = np.asarray(array).reshape(-1, array.shape[-1])
         _, classes = np.unique(rows, axis=1, return_inverse=True)
-        return tuple(int(item) for item in classes.reshape(-1)), ()
+        return tuple(int(item) for item in classes.reshape(-1)), (value,)
     node = value.producer()
     distinct = tuple(range(dims[-1])), (value,)
     if node is None or depth == 0 or node.domain != "":
@@ -138,7 +138,7 @@ def _of_operands(node: ir.Node, width: int, depth: int) -> tuple[tuple[int, ...]
             return None
         if not dims or dims[-1] == 1:
             pairs.append((0,) * width)
-            roots += [operand] if constant(operand) is None else []
+            roots.append(operand)
             continue
         found = column_classes(operand, depth - 1)
         if found is None or len(found[0]) != width:

@@ -51,7 +51,7 @@ def unsoftmaxed_attention(node: ir.Node, reported: set[ir.Node]) -> Unreadable |
         for path in score_paths(weights, axis):
             if path.node in reported or path.node is node or turns_pairs(path.node):
                 continue
-            linear = _is_linear(node, weights, path)
+            linear = _is_linear(node, weights, path) and not _feeds_softmax(node)
             if not linear and not _both_normalised(path):
                 continue
             between = _between(weights, path.node)
@@ -71,6 +71,20 @@ def _is_linear(node: ir.Node, weights: ir.Value, path: ScorePath) -> bool:
     if len(others) != 1 or norm_behind(others[0]) is None:
         return False
     return [norm_behind(operand) is not None for operand in path.operands].count(True) == 1
+
+
+def _feeds_softmax(node: ir.Node) -> bool:
+    """Whether a softmax is taken of what `node` makes: its operand is then no product with values, but keys that were turned."""
+    waiting, seen = [node], set[ir.Node]()
+    while waiting and len(seen) < UNSOFTMAXED_NODES:
+        item = waiting.pop(0)
+        if item.op_type in SOFTMAX:
+            return True
+        if item in seen or (item is not node and item.op_type in MULTIPLIERS):
+            continue
+        seen.add(item)
+        waiting += [use.node for output in item.outputs for use in output.uses()]
+    return False
 
 
 def _summed(node: ir.Node) -> Iterator[tuple[ir.Value, int]]:

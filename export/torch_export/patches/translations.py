@@ -1,0 +1,32 @@
+"""Operators of PyTorch that torch.onnx (2.13) translates wrong, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onnxscript import opset18 as op
+
+
+def squeeze_dim(data: Any, dim: int) -> Any:
+    """Translation of `aten::squeeze.dim`."""
+    return squeeze_dims(data, [dim])
+
+
+def squeeze_dims(data: Any, dim: Sequence[int]) -> Any:
+    """Translation of `aten::squeeze.dims`: an axis of another size than 1 stays, where ONNX's Squeeze is an error (LTX-2).
+
+    A dynamic size is not 1: torch.export makes an axis static that was exported as 1.
+    """
+    axes = [axis for axis in dim if len(data.shape) and data.shape[axis] == 1]
+    return op.Squeeze(data, op.Constant(value_ints=axes)) if axes else op.Identity(data)
+
+
+def stable_sort(data: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """Translation of `aten::sort.stable`: of equal values, TopK gives the one with the lower index first."""
+    del stable
+    if not len(data.shape):
+        return op.Identity(data), op.Constant(value_int=0)
+    axis = dim % len(data.shape)
+    size = op.Shape(data, start=axis, end=axis + 1)
+    return op.TopK(data, size, axis=dim, largest=int(descending), sorted=1)
