@@ -31,19 +31,33 @@ _LINEAR_TOO: Final = Facts(look_alikes=2, reason="linear attention")
 _ONE: Final = Facts(fusable=1)
 _OTHERS: Final = {
     "d_acestep": Facts(fusable=4),
+    "d_anyflow": Facts(fusable=4),
+    "d_bria_fibo2": Facts(fusable=5),
+    "d_chronoedit": Facts(fusable=6),
     "d_cosmos": Facts(fusable=4),
+    "d_dreamlite": Facts(fusable=4),
+    "d_flux3": Facts(fusable=4),
+    "d_helios": Facts(fusable=4),
     "d_hunyuandit": Facts(fusable=4, plain=1),
     "d_hunyuanimage": Facts(plain=1),
     "d_hunyuanvideo": Facts(plain=1),
+    # In float32 too they round queries and keys to bfloat16 behind the rotary embedding.
+    "d_kandinsky5": Facts(fusable=2, look_alikes=3, reason="rounded"),
+    "d_kandinsky6": Facts(fusable=8, look_alikes=4, reason="rounded"),
     "d_krea2": Facts(fusable=4),
+    "d_longcat_audio": Facts(fusable=4),
     "d_ltx": Facts(fusable=4),
+    "d_ltx2": Facts(fusable=5),
     "d_lumina2": Facts(fusable=3),
     "d_lumina_next": Facts(fusable=4),
+    "d_minimax_h3": Facts(fusable=3),
     "d_mochi": Facts(fusable=4, unread=4, plain=1, reason="Concat"),
+    "d_motif_video": Facts(fusable=3),
     "d_sana": _LINEAR_TOO,
     "d_sana_video": _LINEAR_TOO,
     "d_sd3": Facts(fusable=3),
     "d_skyreels": Facts(fusable=4),
+    "d_stable_audio3": Facts(fusable=8),
     "d_wan": Facts(fusable=4),
     "d_wan_i2v": Facts(fusable=6),
     "d_wan_vace": Facts(fusable=8),
@@ -64,9 +78,8 @@ _OTHERS: Final = {
     "swinv2": Facts(fusable=4),
     "t5gemma2_merged_attn": _ONE,
 }
-# torch cannot export them: a sparse indexer branches on data, a mixture of experts counts tokens in NumPy, and the tokens of each
-# text are counted in Python.
-NOT_EXPORTED: Final = frozenset({"qwen4_exp_text", "d_hidream", "d_lumina2"})
+# torch cannot export them: a sparse indexer branches on data, and the tokens of each text are counted in Python.
+NOT_EXPORTED: Final = frozenset({"qwen4_exp_text", "d_lumina2"})
 
 _TIES: Final = "the output are indices of the best keys, and equal scores (zeros of a relu, masked ones) have no order"
 _ROUTER: Final = (

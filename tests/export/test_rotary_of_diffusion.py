@@ -206,3 +206,16 @@ def test_a_table_cut_from_a_longer_constant_is_one_node(run_model):
     assert [attention.note for attention in program.report.fused] == [""]
     x = torch.randn(2, TOKENS, 10)
     torch.testing.assert_close(run_model(program.model, {"x": x})[0], module(x), rtol=1e-5, atol=1e-5)
+
+
+def summed_matrices(x, cos, sin):
+    """Kandinsky: the same, as a sum of products, then rounded to bfloat16."""
+    c, s = cos[..., 0::2], sin[..., 0::2]
+    matrices = torch.stack([c, -s, s, c], dim=-1).unflatten(-1, (2, 2))
+    return (matrices * x.unflatten(-1, (-1, 1, 2))).sum(-1).flatten(-2).to(torch.bfloat16).to(x.dtype)
+
+
+def test_keys_that_a_sum_turns_are_no_linear_attention():
+    program = qk.export(Attention(each_head(summed_matrices), per_head=True).eval(), (torch.randn(2, TOKENS, 10),))
+    assert len(program.report.declined) + len(program.report.refused) == 1  # the rounding is no part of a node
+    assert all("rounded to a narrower type" in attention.reason for attention in program.report.declined)

@@ -40,6 +40,10 @@ WRITTEN = (
     "its queries or keys are written into a tensor by index",
     "join the parts with torch.cat or torch.stack, or write at places that are constants of the graph",
 )
+ROUNDED = (
+    "its queries or keys are rounded to a narrower type and back between norm and attention, which no node does",
+    "leave the rounding out, or export the model in that type",
+)
 # Why, and what would make it match, by the operator.
 REASONS = {
     "BatchNormalization": (
@@ -125,7 +129,7 @@ def turns_pairs(node: ir.Node) -> bool:
 def _refusal(stopped: ir.Node | None, norm: ir.Node, *, sized: bool) -> Unreadable:
     """`sized`: all shapes between both are known."""
     place = stopped if stopped is not None else norm
-    known = _written(place) or REASONS.get(place.op_type) or REASONS.get(norm.op_type)
+    known = _written(place) or _rounded(place) or REASONS.get(place.op_type) or REASONS.get(norm.op_type)
     if known is not None:
         reason, hint = known
         return Unreadable(reason, place, hint)
@@ -145,6 +149,18 @@ def _written(place: ir.Node) -> tuple[str, str] | None:
     while (node := buffer.producer()) is not None and node.op_type in LAYOUT_READERS and node.inputs[0] is not None:
         buffer = node.inputs[0]
     return STATIC_CACHE if buffer.is_graph_input() else WRITTEN
+
+
+def _rounded(place: ir.Node) -> tuple[str, str] | None:
+    """Whether what `place` makes goes through a narrower type: Kandinsky turns queries and keys to bfloat16 in every model."""
+    (made, *_) = place.outputs
+    for narrowed in (use.node for use in made.uses() if use.node.op_type == "Cast"):
+        to = narrowed.outputs[0].dtype
+        if made.dtype is None or to is None or not to.is_floating_point() or to.itemsize >= made.dtype.itemsize:
+            continue
+        if any(use.node.op_type == "Cast" and use.node.outputs[0].dtype == made.dtype for use in narrowed.outputs[0].uses()):
+            return ROUNDED
+    return None
 
 
 def _mixes_channels(total: ir.Node) -> bool:
