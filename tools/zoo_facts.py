@@ -51,7 +51,7 @@ _OTHERS: Final = {
     "d_lumina2": Facts(fusable=3),
     "d_lumina_next": Facts(fusable=4),
     "d_minimax_h3": Facts(fusable=3),
-    "d_mochi": Facts(fusable=4, unread=4, plain=1, reason="Concat"),
+    "d_mochi": Facts(fusable=4, plain=1),
     "d_motif_video": Facts(fusable=3),
     "d_sana": _LINEAR_TOO,
     "d_sana_video": _LINEAR_TOO,

@@ -139,3 +139,75 @@ def test_orders_are_one_node(order, run_model):
 def test_every_order_is_one_node(order, run_model):
     check(order, run_model)
     check(order, run_model, text=2, masked=True)
+
+
+class ValidTokens(Joint):
+    """Mochi: each sample on its own, with those tokens of its text that a mask names."""
+
+    picked = staticmethod(lambda x, index: x[index : index + 1])
+
+    def forward(self, image, text, valid):
+        parts = [[self.stream(x, index, part, 0)[0] for index, x in enumerate((image, text))] for part in range(3)]
+        outputs = []
+        for sample in range(image.shape[0]):
+            places = torch.nonzero(valid[sample]).flatten()
+            q, k, v = (
+                torch.cat([self.picked(first, sample), self.picked(second, sample)[:, :, places]], dim=2)
+                for first, second in parts
+            )
+            x = scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+            outputs.append(x[:, : image.shape[1]])
+        return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("picked", ["slice", "chunk"])
+def test_samples_with_gathered_tokens_are_a_node_each(picked, run_model):
+    module = ValidTokens(Order(rotary="one stream", transpose="in front of the concatenation")).eval()
+    if picked == "chunk":
+        module.picked = lambda x, index: x.chunk(x.shape[0])[index]
+    inputs = {"image": torch.randn(2, 5, WIDTH), "text": torch.randn(2, 4, WIDTH)}
+    valid = torch.tensor([[True, False, True, True], [False, True, True, False]])
+    program = qk.export(module, (), inputs | {"valid": valid}, require_fusion=True)
+    assert [attention.note for attention in program.report.fused] == ["", ""]
+    inputs = {name: torch.randn_like(x) for name, x in inputs.items()}
+    for flags in (valid.flip(0), torch.ones_like(valid)):
+        found = run_model(program.model, inputs | {"valid": flags})[0]
+        torch.testing.assert_close(found, module(**inputs, valid=flags), rtol=1e-5, atol=1e-5)
+
+
+class Added(nn.Module):
+    """Wan's image to video: two attentions of the same queries, over keys of the text and of the image, are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(9)
+        self.to_q, *self.others = (nn.Linear(WIDTH, HEADS * SIZE) for _ in range(5))
+        self.others = nn.ModuleList(self.others)
+        self.norms = nn.ModuleList(nn.RMSNorm(HEADS * SIZE, eps=1e-5) for _ in range(3))
+        for norm in self.norms:
+            nn.init.uniform_(norm.weight, 0.5, 2.0)
+
+    def forward(self, x, text, image, hidden):
+        heads = [
+            self.norms[0](self.to_q(x)),
+            *(norm(to_k(y)) for norm, to_k, y in zip(self.norms[1:], self.others[:2], (text, image), strict=True)),
+            *(to_v(y) for to_v, y in zip(self.others[2:], (text, image), strict=True)),
+        ]
+        q, k_text, k_image, v_text, v_image = (item.unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for item in heads)
+        of_text = scaled_dot_product_attention(q, k_text, v_text, attn_mask=hidden[:, None, None])
+        return (of_text + scaled_dot_product_attention(q, k_image, v_image)).transpose(1, 2).flatten(2)
+
+
+def test_two_attentions_that_are_added_are_two_nodes(run_model):
+    module = Added().eval()
+
+    def inputs(batch):
+        lengths = {"x": 6, "text": 5, "image": 3}
+        tensors = {name: torch.randn(batch, length, WIDTH) for name, length in lengths.items()}
+        return tensors | {"hidden": torch.rand(batch, 5) > 0.3}
+
+    example = inputs(2)
+    program = qk.export(module, (), example, dynamic_shapes={name: {0: "batch"} for name in example}, require_fusion=True)
+    assert [attention.note for attention in program.report.fused] == ["", ""]
+    other = inputs(3)
+    torch.testing.assert_close(run_model(program.model, other)[0], module(**other), rtol=1e-5, atol=1e-5)

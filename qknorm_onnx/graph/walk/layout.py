@@ -174,7 +174,7 @@ def _split(located: Located, node: ir.Node) -> Located | None:
     axis = attribute_int(node, "axis", 0) % len(located.layout)
     index = located.value.index()
     dims = dims_of(node.inputs[0]) if node.inputs[0] is not None else None
-    if dims is None or dims[axis] != len(node.outputs) or index is None or located.layout[axis]:
+    if dims is None or dims[axis] != len(node.outputs) or index is None or not _is_single(located, axis):
         return None
     return _picked(located, node.inputs[0], axis, index, replace=True)
 
@@ -191,7 +191,13 @@ def _slice(located: Located, node: ir.Node) -> Located | None:
     if ends is None or axes is None or len(axes) != 1 or ends[0] != starts[0] + 1 or starts[0] < 0:
         return None
     axis = axes[0] % len(located.layout)
-    return None if located.layout[axis] else _picked(located, node.inputs[0], axis, starts[0], replace=True)
+    return _picked(located, node.inputs[0], axis, starts[0], replace=True) if _is_single(located, axis) else None
+
+
+def _is_single(located: Located, axis: int) -> bool:
+    """Whether `axis` means nothing, or is a batch of one: a sample that is attended to on its own."""
+    letters = located.layout[axis]
+    return not letters or (letters == "B" and same_size(located.sizes.get("B"), 1))
 
 
 def _gather(located: Located, node: ir.Node) -> Located | None:
