@@ -182,7 +182,7 @@ def _has_cache(node: Any) -> bool:
 
 
 def _one_line(error: BaseException) -> str:
-    """The innermost error, on one line and not too long."""
-    while error.__cause__ is not None:
+    """The innermost error, on one line and not too long; an ExportError says it itself, with the module's line."""
+    while error.__cause__ is not None and not isinstance(error, ExportError):
         error = error.__cause__
     return " ".join(str(error).split())[:300] or type(error).__name__

@@ -12,7 +12,8 @@ import onnx_ir as ir
 from qknorm_onnx.graph.match.fragments import CacheAppend, Chain, Factor, Norm, Offset, Repeat, Rotary, Step, Streams
 from qknorm_onnx.graph.match.located import PROJECTED, Layout, Located, Unreadable
 from qknorm_onnx.graph.match.qk_norm_match import Gain, Preparation, Role
-from qknorm_onnx.graph.walk.constants import number
+from qknorm_onnx.graph.recognise.unread.lookalikes import ROUNDED
+from qknorm_onnx.graph.walk.constants import number, producer
 from qknorm_onnx.graph.walk.head_groups import has_split_heads
 from qknorm_onnx.graph.walk.layout import letters_of
 from qknorm_onnx.spec.qk_norm_spec import NormWeightOrder, QKNormRotarySpec, RotaryOrder, RotarySpec, rotates_after_norm
@@ -39,7 +40,7 @@ def read_side(chain: Chain, role: Role, *, keys_as_values: bool = False) -> Prep
     """The preparation that `chain` spells. With `keys_as_values` all factors stay in the keys, because others read them."""
     steps = _relevant(chain)
     source = projected(chain, steps)
-    problem = _misplaced(steps, role) or _unfit(source, chain.start)
+    problem = _misplaced(steps, role) or _unfit(source, chain.start) or _rounded(chain, source)
     if problem is not None:
         return problem
     factors = _sort_factors(steps, role, keep_in_weight=keys_as_values)
@@ -86,6 +87,24 @@ def _unfit(source: Located, start: Located) -> Unreadable | None:
         reason = "its batch and its heads are one axis already where it is projected"
         return Unreadable(reason, place, "project to (batch, positions, heads * values), and split the heads there")
     return None
+
+
+def _rounded(chain: Chain, source: Located) -> Unreadable | None:
+    """A refusal where a wide model rounds to a half type on the way; a half model may well compute its attention wider."""
+    path = chain.path[: 1 + next(index for index, item in enumerate(chain.path) if item is source)]
+    if path[0].value.dtype in NARROW or source.value.dtype in NARROW:
+        return None
+    for item in path:
+        value: ir.Value | None = item.value
+        while value is not None and (node := producer(value, *_MOVES)) is not None and value is not source.value:
+            if value.dtype in NARROW:
+                return Unreadable(ROUNDED[0], node, ROUNDED[1])
+            value = node.inputs[0]
+    return None
+
+
+# What a rotary embedding passes behind its sum, before it is known for one.
+_MOVES = ("Cast", "Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze")
 
 
 def _are_neighbours(layout: Layout) -> bool:
