@@ -25,7 +25,7 @@ def dense_experts(module: nn.Module, notes: list[str]) -> Iterator[None]:
     if found:
         notes.append("mixture of experts: exported with every expert computed for every token (moe_infer counts tokens in NumPy)")
     for part in found:
-        part.moe_infer = _dense(part)  # type: ignore[assignment]
+        part.moe_infer = _dense(part)
     try:
         yield
     finally:

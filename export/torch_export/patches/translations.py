@@ -19,7 +19,10 @@ def squeeze_dims(data: Any, dim: Sequence[int]) -> Any:
     A dynamic size is not 1: torch.export makes an axis static that was exported as 1.
     """
     axes = [axis for axis in dim if len(data.shape) and data.shape[axis] == 1]
-    return op.Squeeze(data, op.Constant(value_ints=axes)) if axes else op.Identity(data)
+    if not axes:
+        return op.Identity(data)
+    places: Any = op.Constant(value_ints=axes)
+    return op.Squeeze(data, places)
 
 
 def stable_sort(data: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
