@@ -88,7 +88,8 @@ def export(
         verify=verify,
         require_fusion=require_fusion,
         for_onnxruntime=for_onnxruntime,
-        caches_in_place=isinstance(module, CachedDecoder) and target == DEFAULT_TARGET,
+        # Kernels on CUDA make no room: a decoder meant for them keeps a past that grows by its size.
+        caches_in_place=isinstance(module, CachedDecoder) and target == DEFAULT_TARGET and provider == "cpu",
         progress=progress,
     )
     notes = (*notes, *program.report.notes, *_other_meanings(module, program.report))
