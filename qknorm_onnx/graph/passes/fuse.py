@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -79,6 +80,7 @@ class FuseQKNormPass(ir.passes.InPlacePass):
             keeps=self._keeps,
             buffers_grow=self._buffers_grow,
             names={mark.name for mark in marks if self._keeps(mark)},
+            nodes=collections.Counter(node.name for node in model.graph.all_nodes()),
         )
         self.report, changed = fusion.run()
         if changed:
@@ -92,7 +94,8 @@ class FuseQKNormPass(ir.passes.InPlacePass):
 class _Fusion:
     """One call of the pass: what every node needs to know of the model and of the nodes before it.
 
-    names: those that attentions have already, so that a report can tell them apart. unread: products of queries and keys
+    names: those that attentions have already, so that a report can tell them apart. nodes: how many nodes of the file have
+    each name; onnxruntime loads no file in which two have one. unread: products of queries and keys
     around which an unknown form was reported; a softmax written by hand has several parts.
     """
 
@@ -101,6 +104,7 @@ class _Fusion:
     keeps: Callable[[LoweredMark], bool]
     buffers_grow: bool
     names: set[str]
+    nodes: collections.Counter[str | None]
     unread: set[ir.Node] = dataclasses.field(default_factory=set)
 
     def run(self) -> tuple[reports.FusionReport, bool]:
@@ -157,7 +161,7 @@ class _Fusion:
             return Outcome(plain=(found.name,)), False
         if isinstance(found, Unreadable):
             return _declined(attention_name(core), found), False
-        match = dataclasses.replace(found, name=self._unique(found.name))
+        match = dataclasses.replace(found, name=self._unique(found))
         if self.buffers_grow and core.lengths is not None:
             lengths = dataclasses.replace(core.lengths, is_buffer=True)
             match = dataclasses.replace(match, core=dataclasses.replace(match.core, lengths=lengths))
@@ -184,10 +188,15 @@ class _Fusion:
         AttachBodiesPass()(new)
         return self.prover.prove(old, new)
 
-    def _unique(self, name: str) -> str:
-        """`name`, numbered where one module has several attentions: the node takes it, and lowering reports by it."""
-        candidates = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(2)))
-        return next(candidate for candidate in candidates if candidate not in self.names)
+    def _unique(self, match: QKNormMatch) -> str:
+        """Its name, numbered where one module has several attentions: the node takes it, and lowering reports by it.
+
+        It is numbered too where a node that is not replaced is called so already.
+        """
+        last = {match.core.node, match.core.output.value.producer()}
+        replaced = collections.Counter(node.name for node in last if node is not None)
+        candidates = itertools.chain([match.name], (f"{match.name}.{number}" for number in itertools.count(2)))
+        return next(name for name in candidates if name not in self.names and self.nodes[name] <= replaced[name])
 
     def _canonical(self, node: ir.Node) -> Outcome:
         spec, inputs = read_attention_node(node)

@@ -6,12 +6,14 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants_ir
 
+from qknorm_onnx.graph.passes.close_softmax import CloseSoftmaxPass
 from qknorm_onnx.graph.passes.derive_shapes import DeriveShapesPass
 from qknorm_onnx.graph.passes.inline_functions import inline_functions
 from qknorm_onnx.graph.passes.mend_boolean_choices import MendBooleanChoicesPass
 from qknorm_onnx.graph.passes.mend_rotary_tables import MendRotaryTablesPass
 from qknorm_onnx.graph.passes.open_products import OpenProductsPass
 from qknorm_onnx.graph.passes.open_writes import OpenWritesPass
+from qknorm_onnx.graph.passes.reduce_transposed import ReduceTransposedPass
 from qknorm_onnx.graph.passes.remove_identities import RemoveIdentitiesPass
 from qknorm_onnx.spec.signature import DOMAIN
 
@@ -26,7 +28,8 @@ LARGEST_SHARED = 8
 
 class PreparePass(ir.passes.InPlacePass):
     """Inlines functions, folds small constants, removes identities and duplicates, derives shapes, opens products and
-    writes, and mends rotary tables and choices between truth values.
+    writes, closes softmaxes, reduces transposed tensors in place of transposing what is
+    reduced, and mends rotary tables and choices between truth values.
 
     After a call, `kept` says of each called function that stays one why that is.
     """
@@ -51,6 +54,8 @@ class PreparePass(ir.passes.InPlacePass):
             DeriveShapesPass()(model)
         OpenProductsPass()(model)
         OpenWritesPass()(model)
+        CloseSoftmaxPass()(model)
+        ReduceTransposedPass()(model)
         MendBooleanChoicesPass()(model)
         MendRotaryTablesPass()(model)
         share_equal_nodes(model)

@@ -18,6 +18,7 @@ from qknorm_onnx.graph.walk.constants import constant
 from qknorm_onnx.spec.qk_norm_spec import normalises
 
 GRID = "HD"
+NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def weight_parameter(builder: NodeBuilder, preparation: Preparation) -> ir.Value | None:
@@ -30,13 +31,13 @@ def weight_parameter(builder: NodeBuilder, preparation: Preparation) -> ir.Value
         return None
     only = gain.factors[0] if len(gain.factors) == 1 and gain.number == 1.0 else None
     if only is not None and not only.inverse and _usable(only.parameter.layout):
-        return builder.in_graph(only.parameter.value)
+        return _widened(builder, builder.in_graph(only.parameter.value), preparation)
     heads, size = preparation.spec.num_heads, preparation.source.static("D")
     assert size is not None, "recognition requires heads of a fixed size"
     if folded is not None:
-        return builder.constant(_per_value(folded, heads, size), "weight")
+        return _widened(builder, builder.constant(_per_value(folded, heads, size), "weight"), preparation)
     grid = _product(builder, gain, GRID)
-    return _expanded(builder, grid, heads, size)
+    return _widened(builder, _expanded(builder, grid, heads, size), preparation)
 
 
 def bias_parameter(builder: NodeBuilder, preparation: Preparation) -> ir.Value | None:
@@ -48,12 +49,20 @@ def bias_parameter(builder: NodeBuilder, preparation: Preparation) -> ir.Value |
     if array is not None and not array.any():
         return None
     if _usable(parameter.layout):
-        return builder.in_graph(parameter.value)
+        return _widened(builder, builder.in_graph(parameter.value), preparation)
     heads, size = preparation.spec.num_heads, preparation.source.static("D")
     assert size is not None, "recognition requires heads of a fixed size"
     if array is not None:
-        return builder.constant(_per_value(array, heads, size), "bias")
-    return _expanded(builder, _grid_nodes(builder, parameter, GRID), heads, size)
+        return _widened(builder, builder.constant(_per_value(array, heads, size), "bias"), preparation)
+    return _widened(builder, _expanded(builder, _grid_nodes(builder, parameter, GRID), heads, size), preparation)
+
+
+def _widened(builder: NodeBuilder, value: ir.Value, preparation: Preparation) -> ir.Value:
+    """A narrow weight or bias in the type of q or k, where a converter left that in float32 in front of a norm in float16."""
+    wanted = preparation.source.value.dtype
+    if value.dtype not in NARROW or wanted is None or wanted in NARROW:
+        return value
+    return builder.apply("Cast", [value], dims=shape_of(value), attributes=[ir.AttrInt64("to", wanted)], dtype=wanted)
 
 
 def query_factor(builder: NodeBuilder, gain: Gain) -> ir.Value | None:

@@ -7,6 +7,7 @@ from typing import Final
 
 import onnx_ir as ir
 
+from qknorm_onnx.graph.shapes.nchwc import NCHWC, convolved, nchwc_results
 from qknorm_onnx.graph.symbolic.dimensions import Dim, Dims, dim_of_form, form_of_dim, plain_dims
 from qknorm_onnx.graph.symbolic.tensor import broadcast_sizes
 from qknorm_onnx.graph.symbolic.terms import Dimension, Linear, form_of
@@ -19,6 +20,8 @@ CONTRIB: Final = "com.microsoft"
 
 def contrib_results(node: ir.Node) -> Results | None:
     """Type and dimensions of each output of `node`; None where it is no operator that is known here."""
+    if node.domain == NCHWC:
+        return nchwc_results(node)
     rule = RULES.get(node.op_type) if node.domain == CONTRIB or node.op_type == "SimplifiedLayerNormalization" else None
     return rule(node) if rule is not None else None
 
@@ -116,6 +119,11 @@ def _attention(node: ir.Node) -> Results:
     return [(_dtype(node, 0), output), (_dtype(node, 0), cache), (_dtype(node, 0), cache)]
 
 
+def _convolution(node: ir.Node) -> Results:
+    dims = _dims(node, 0)
+    return [(_dtype(node, 0), convolved(node, dims) if dims is not None and len(dims) > 2 else None)]
+
+
 _SAME: Final = (
     "FastGelu Gelu QuickGelu BiasGelu BiasAdd BiasDropout RotaryEmbedding QLinearSoftmax QLinearSigmoid QLinearLeakyRelu Inverse"
 )
@@ -123,6 +131,7 @@ RULES: Final[dict[str, Callable[[ir.Node], Results]]] = {
     **dict.fromkeys(_SAME.split(), _like_first),
     "MultiHeadAttention": _attention,
     "GroupQueryAttention": _attention,
+    "FusedConv": _convolution,
     "FusedMatMul": _fused_product,
     "TransposeMatMul": _fused_product,
     "MatMulIntegerToFloat": _product(2),

@@ -16,7 +16,7 @@ from qknorm_onnx.graph.recognise.attention.multi_head import read_multi_head_att
 from qknorm_onnx.graph.recognise.attention.products import SHAPES_HINT, read_matrix_values
 from qknorm_onnx.graph.recognise.attention.scores import AXES_HINT, Scores, read_scores
 from qknorm_onnx.graph.recognise.attention.sinks import cuts_last_column
-from qknorm_onnx.graph.walk.constants import attribute_float, attribute_int, input_of, number, producer, rank_of
+from qknorm_onnx.graph.walk.constants import attribute_float, attribute_int, input_of, number, producer, rank_of, unconverted
 from qknorm_onnx.graph.walk.layout import dims_of
 from qknorm_onnx.graph.walk.limits import PROBABILITY_STEPS
 from qknorm_onnx.graph.walk.readings import first_answer
@@ -98,7 +98,7 @@ def _value_product(probabilities: ir.Value) -> ValueProduct | Unreadable | None:
     for _ in range(PROBABILITY_STEPS):
         consumers = [usage.node for usage in probabilities.uses() if usage.node.op_type != "Shape"]
         products = [node for node in consumers if _weighs(node, probabilities)]
-        results = products or [node for node in consumers if node.op_type != "IsNaN"]
+        results = products or [node for node in consumers if not _is_test(node)]
         if products and (len(consumers) > 1 or probabilities.is_graph_output()):
             return Unreadable("its attention probabilities are used elsewhere too", products[0], PROBABILITIES_HINT)
         if products:
@@ -130,7 +130,16 @@ def _is_guard(node: ir.Node, probabilities: ir.Value) -> bool:
     if node.op_type != "Where":
         return True
     test = producer(node.inputs[0], "IsNaN")
-    return test is not None and test.inputs[0] is probabilities and number(node.inputs[1]) == 0.0
+    tested = test.inputs[0] if test is not None else None
+    return tested is not None and unconverted(tested) is unconverted(probabilities) and number(node.inputs[1]) == 0.0
+
+
+def _is_test(node: ir.Node) -> bool:
+    """IsNaN, or a conversion of what nothing else reads."""
+    if node.op_type != "Cast":
+        return node.op_type == "IsNaN"
+    result = node.outputs[0]
+    return not result.is_graph_output() and bool(result.uses()) and all(_is_test(usage.node) for usage in result.uses())
 
 
 PROBABILITY_OPERATORS = ("IsNaN", "Where", "Cast", "Identity", "Dropout")

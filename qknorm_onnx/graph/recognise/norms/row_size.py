@@ -121,8 +121,8 @@ def read_inverse_size(value: ir.Value | None, depth: int = ROW_SIZE_STEPS) -> Ro
 
 
 def squared(value: ir.Value | None) -> ir.Value | None:
-    """x, where `value` is x^2."""
-    node = producer(value, "Pow", "Mul")
+    """x, where `value` is x^2; converters to narrow types put casts behind any operator."""
+    node = producer(unconverted(value), "Pow", "Mul") if value is not None else None
     if node is None:
         return None
     first, second = input_of(node, 0), input_of(node, 1)
@@ -197,12 +197,16 @@ def _values(dims: tuple[Dim, ...], axes: tuple[int, ...]) -> int | None:
 
 def _variance(node: ir.Node) -> RowSize | None:
     """mean(x^2) - mean(x)^2."""
-    squares, mean = producer(input_of(node, 0), "ReduceMean"), producer(squared(input_of(node, 1)), "ReduceMean")
+    squares, mean = _mean(input_of(node, 0)), _mean(squared(input_of(node, 1)))
     size = _reduced(squares, "mean", squared(input_of(squares, 0))) if squares is not None else None
     own = _reduced(mean, "mean", input_of(mean, 0)) if mean is not None else None
     if size is None or own is None or not same_row(size.row, own.row) or (size.axes, size.flat) != (own.axes, own.flat):
         return None
     return dataclasses.replace(size, centred=True)
+
+
+def _mean(value: ir.Value | None) -> ir.Node | None:
+    return producer(unconverted(value), "ReduceMean") if value is not None else None
 
 
 def _at_least(node: ir.Node, depth: int, *, squares: bool = False) -> RowSize | None:
