@@ -33,6 +33,7 @@ from qknorm_onnx.spec.signature import (
 from qknorm_onnx.spec.targets import TARGET_NAMES
 from qknorm_onnx.spec.variants import VARIANTS, Variant
 from tools import coverage_table, validation_table
+from tools.foreign import results as foreign_results
 from tools.lowered_variants import OPSET, ort_on_cuda, outcomes
 from tools.runtimes import table as runtime_table
 from tools.zoo_facts import KNOWN_FAILURES
@@ -154,6 +155,7 @@ def _measured(make: Callable[[Sequence[coverage_table.Row]], str]) -> str:
     return make(coverage_table.explained(coverage_table.read_rows().values(), KNOWN_FAILURES))
 
 
+FOREIGN_HEADER: Final = ("file from", "files", "attentions fused", "files that compute the same", "what is not fused, and why")
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "forms": forms,
     "kernels": kernels,
@@ -170,6 +172,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "what files need": runtime_table.needs,
     **{name: functools.partial(_measured, make) for name, make in coverage_table.TABLES.items()},
     **validation_table.TABLES,
+    "files from other tools": lambda: table(FOREIGN_HEADER, foreign_results.table()),
 }
 
 NO_PLACE: Final = "put the lines `<!-- generated: {name} -->` and `<!-- end of {name} -->` into the text that it belongs to"

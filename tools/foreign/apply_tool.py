@@ -1,12 +1,13 @@
 """Applies one tool to one file, in the environment of requirements/foreign/tools.txt, without this package.
 
-python apply_tool.py TOOL SOURCE RESULT INPUTS.npz
+python apply_tool.py TOOL SOURCE RESULT INPUTS.npz     several tools, one after the other: FIRST+SECOND
 """
 
 from __future__ import annotations
 
 import pathlib
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -79,11 +80,11 @@ class Once:
         return self._waiting.pop() if self._waiting else None
 
 
-def statically_quantised(*, weights_only: bool) -> Callable[[str, str, str], None]:
-    """onnxruntime's quantize_static, as QuantizeLinear and DequantizeLinear; all products, or those with weights only."""
+def statically_quantised(*, weights_only: bool, fmt: str = "QDQ", **settings: Any) -> Callable[[str, str, str], None]:
+    """onnxruntime's quantize_static; all products, or those with weights only."""
 
     def tool(source: str, result: str, inputs: str) -> None:
-        from onnxruntime.quantization import QuantFormat, quantize_static
+        from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
         graph = onnx.load(source).graph
         taken = {value.name for value in graph.input}
@@ -95,9 +96,10 @@ def statically_quantised(*, weights_only: bool) -> Callable[[str, str, str], Non
             source,
             result,
             reader,
-            quant_format=QuantFormat.QDQ,
+            quant_format=QuantFormat[fmt],
             op_types_to_quantize=["MatMul"],
             nodes_to_exclude=computed if weights_only else [],
+            **{name: getattr(QuantType, value) if isinstance(value, str) else value for name, value in settings.items()},
         )
 
     return tool
@@ -126,9 +128,48 @@ def narrowed_by_common(source: str, result: str, _inputs: str) -> None:
     onnx.save(float16.convert_float_to_float16(onnx.load(source), keep_io_types=True), result)
 
 
+def narrowed_in_part(source: str, result: str, _inputs: str) -> None:
+    """Float16 by onnxruntime, with the operators of norms and softmax left in float32."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    kept = ["Pow", "ReduceMean", "ReduceL2", "Sqrt", "LayerNormalization", "Softmax"]
+    onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True, op_block_list=kept), result)
+
+
+def preprocessed(source: str, result: str, _inputs: str) -> None:
+    """What onnxruntime advises before static quantisation: symbolic shapes, and its optimizer."""
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    quant_pre_process(source, result, auto_merge=True)
+
+
+def external(source: str, result: str, _inputs: str) -> None:
+    """Weights in a file beside it."""
+    place = pathlib.Path(result).name + ".data"
+    onnx.save(onnx.load(source), result, save_as_external_data=True, location=place, size_threshold=0)
+
+
+def fixed(source: str, result: str, inputs: str) -> None:
+    """Inputs of fixed sizes: those of the first case."""
+    model, sizes = onnx.load(source), np.load(inputs)
+    for value in model.graph.input:
+        for dim, size in zip(value.type.tensor_type.shape.dim, sizes[value.name].shape, strict=True):
+            dim.Clear()
+            dim.dim_value = size
+    for value in model.graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            dim.Clear()
+    del model.graph.value_info[:]
+    onnx.save(model, result)
+
+
 TOOLS: dict[str, Callable[[str, str, str], None]] = {
     "convert20": converted(20),
     "convert23": converted(23),
+    "convert24": converted(24),
+    "preprocessed": preprocessed,
+    "external": external,
+    "fixed": fixed,
     "onnxsim": simplified,
     "onnxslim": slimmed,
     "basic": optimised("basic"),
@@ -138,9 +179,12 @@ TOOLS: dict[str, Callable[[str, str, str], None]] = {
     "transformers": of_transformers,
     "quantize_dynamic": dynamically_quantised,
     "qdq_weights": statically_quantised(weights_only=True),
+    "qdq_channels": statically_quantised(weights_only=True, per_channel=True, activation_type="QUInt8", weight_type="QInt8"),
+    "qoperator": statically_quantised(weights_only=True, fmt="QOperator", activation_type="QUInt8"),
     "qdq": statically_quantised(weights_only=False),
     "nbits": packed,
     "float16_onnxruntime": narrowed_by_onnxruntime,
+    "float16_blocked": narrowed_in_part,
     "float16_common": narrowed_by_common,
 }
 
@@ -149,7 +193,13 @@ def main() -> int:
     """Exit code 0 where the file was written; what the tool says otherwise stands in the last line of stderr."""
     name, source, result, inputs = sys.argv[1:]
     onnxruntime.set_default_logger_severity(3)
-    TOOLS[name](source, result, inputs)
+    with tempfile.TemporaryDirectory() as folder:
+        *before, last = name.split("+")
+        for number, step in enumerate(before):
+            made = str(pathlib.Path(folder) / f"{number}.onnx")
+            TOOLS[step](source, made, inputs)
+            source = made
+        TOOLS[last](source, result, inputs)
     return 0 if pathlib.Path(result).is_file() else 1
 
 

@@ -8,24 +8,26 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
-from tools.foreign.catalogue import GIVEN, IMPLEMENTATIONS, NONE, TOOLS, Source, Tool, files_of
+from tools.foreign.catalogue import IMPLEMENTATIONS, NONE, TOOLS, Source, Tool, files_of
 
 RESULTS: Final = pathlib.Path(__file__).with_name("results.json")
-Verdict = Literal["ok", "wrong", "does not load", "not written", "error"]
+Verdict = Literal["ok", "wrong", "does not run", "not written", "error"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cell:
     """One file: how many of its attentions are fused, and whether it computes the same afterwards.
 
-    "ok": all attentions are in the report, those that are fused are proven, and `difference` (over the largest value) is
-    within bounds. "does not load": onnxruntime refuses the file itself. "not written": the tool does.
+    "ok": all attentions are in the report, those that are fused are proven, and `difference` from the file and `error` against
+    PyTorch (both over the largest value) are within bounds. "does not run": onnxruntime refuses the file itself. "not written":
+    the tool does.
     """
 
     attentions: int
     verdict: Verdict
     fused: int = 0
     difference: float = 0.0
+    error: float = 0.0
     reason: str = ""
 
 
@@ -46,30 +48,34 @@ def cells_of(tool: Tool) -> Iterator[tuple[Source, Cell]]:
         yield source, Cell(**found[source.name])
 
 
-def rows() -> Iterator[list[str]]:
+def table() -> list[list[str]]:
     """A row for each tool; the exporter's own files have one for each model."""
+    rows: list[list[str]] = []
     for model in IMPLEMENTATIONS:
         cells = [cell for source, cell in cells_of(NONE) if source.model == model]
-        yield [NONE.label, f"`{model}`, {len(cells)} files", *_counts(cells)]
+        rows.append([NONE.label, f"`{model}`: {len(cells)}", *_counts(cells)])
     for tool in TOOLS:
         if tool is not NONE:
             cells = [cell for _, cell in cells_of(tool)]
-            yield [tool.label, f"{len(GIVEN)} files", *_counts(cells)]
+            models = sorted({source.model for source, _ in cells_of(tool)})
+            named = f"`{'`, `'.join(models)}`: {len(cells)}" if tool.given else f"{len(cells)}"
+            rows.append([tool.label, named, *_counts(cells)])
     every = [cell for tool in TOOLS for _, cell in cells_of(tool)]
-    yield ["all", f"{len(every)} files", *_counts(every)]
+    return [*rows, ["all of these", str(len(every)), *_counts(every)[:2], ""]]
 
 
 def _counts(cells: list[Cell]) -> tuple[str, str, str]:
-    loading = [cell for cell in cells if cell.verdict not in ("does not load", "not written")]
-    fused, attentions = sum(cell.fused for cell in loading), sum(cell.attentions for cell in loading)
+    running = [cell for cell in cells if cell.verdict not in ("does not run", "not written")]
+    fused, attentions = sum(cell.fused for cell in running), sum(cell.attentions for cell in running)
     share = f" ({fused / attentions:.1%})" if attentions else ""
-    right = f"{sum(cell.verdict == 'ok' for cell in loading)} of {len(loading)}"
-    said = [f"{len(cells) - len(loading)} that {_unusable(cells)}"] if len(loading) < len(cells) else []
-    said += sorted({cell.reason for cell in loading if cell.reason})
+    right = f"{sum(cell.verdict == 'ok' for cell in running)} of {len(running)}"
+    said = [
+        f"{count} that {words}: {'; '.join(sorted({cell.reason for cell in cells if cell.verdict == verdict}))}"
+        for verdict, words in UNUSABLE.items()
+        if (count := sum(cell.verdict == verdict for cell in cells))
+    ]
+    said += sorted({cell.reason for cell in running if cell.reason})
     return f"{fused} of {attentions}{share}", right, "; ".join(said)
 
 
-def _unusable(cells: list[Cell]) -> str:
-    verdicts = sorted({cell.verdict for cell in cells} & {"does not load", "not written"})
-    words = {"does not load": "onnxruntime itself does not load", "not written": "the tool did not write"}
-    return " or ".join(words[verdict] for verdict in verdicts)
+UNUSABLE: Final = {"does not run": "onnxruntime itself does not run", "not written": "the tool did not write"}

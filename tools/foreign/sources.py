@@ -1,4 +1,4 @@
-"""Writes the files of torch.onnx's older exporter, each with inputs of another size than it was exported with."""
+"""Writes the files of torch.onnx's older exporter, and inputs of other sizes than they were exported with."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 
+from tests.foreign.decoder_files import decoder, file_of, inputs, merged
 from tools.foreign.catalogue import Source
 
-BATCH, LENGTH, PADDED = 3, 17, 4  # what files are compared at; the first row has its first positions masked
+SIZES = ((3, 17), (1, 7))  # batch and length that files are compared at
+PADDED = 4  # positions of the first row that are masked, from its beginning
+CACHED_SIZES = ((3, 5, 1, 2), (2, 9, 4, 3))  # batch, past, new positions, and masked ones of the last row
+EXPECTED = "expected by PyTorch"
 
 
 class InOrder(torch.nn.Module):
@@ -30,7 +35,42 @@ class InOrder(torch.nn.Module):
 
 
 def write_source(source: Source, folder: pathlib.Path) -> None:
-    """Write the file of `source` into `folder`, and its inputs."""
+    """Write the file of `source` into `folder`."""
+    path = folder / f"{source.name}.onnx"
+    if source.exporter in ("with past", "merged"):
+        onnx.save(_decoder(source), path)
+        return
+    module, example, axes = _entry(source)
+    whole = contextlib.nullcontext() if source.exporter == "as written" else _counted_from_the_front()
+    with whole, warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            InOrder(module, tuple(example)), tuple(example.values()), str(path), dynamo=False,
+            opset_version=source.opset, input_names=list(example), output_names=["y"], dynamic_axes=axes,
+        )  # fmt: skip
+
+
+def write_inputs(source: Source, folder: pathlib.Path) -> list[pathlib.Path]:
+    """Inputs of other sizes than the file was exported with, each with what PyTorch makes of them as `EXPECTED`."""
+    paths = [folder / f"{source.inputs}.{number}.npz" for number in range(len(SIZES))]
+    if all(path.is_file() for path in paths):
+        return paths
+    if source.exporter in ("with past", "merged"):
+        module, cases = decoder(source.attention), [inputs(*case[:3], padded=case[3]) for case in CACHED_SIZES]
+    else:
+        plain, example, axes = _entry(source)
+        module = InOrder(plain, tuple(example))
+        cases = [{name: _resized(value, axes.get(name, {}), size) for name, value in example.items()} for size in SIZES]
+    for path, case in zip(paths, cases, strict=True):
+        with torch.no_grad():
+            found = module(*case.values())
+        expected = (found if isinstance(found, torch.Tensor) else found[0]).numpy()
+        np.savez(path, **{name: value.numpy() for name, value in case.items()}, **{EXPECTED: expected})
+    return paths
+
+
+def _entry(source: Source) -> tuple[Any, dict[str, torch.Tensor], dict[str, dict[int, str]]]:
+    """The module, what it is exported with, and its dynamic axes."""
     from tests.zoo import ZOO
 
     module, example, axes, _ = ZOO[source.model](source.attention)
@@ -38,14 +78,17 @@ def write_source(source: Source, folder: pathlib.Path) -> None:
     if "input_ids" in example and "attention_mask" not in example:
         example["attention_mask"] = torch.ones_like(example["input_ids"])
         axes["attention_mask"] = dict(axes["input_ids"])
-    with _counted_from_the_front(), warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            InOrder(module, tuple(example)), tuple(example.values()), str(folder / f"{source.name}.onnx"), dynamo=False,
-            opset_version=source.opset, input_names=list(example), output_names=["y"], dynamic_axes=axes,
-        )  # fmt: skip
-    inputs = {name: _resized(value, axes.get(name, {})) for name, value in example.items()}
-    np.savez(folder / f"{source.inputs}.npz", **inputs)
+    return module, example, axes
+
+
+def _decoder(source: Source) -> onnx.ModelProto:
+    """A decoder with its cache, or that and the one without a past."""
+    module = decoder(source.attention)
+    with_past = file_of(module, inputs(2, 4, 3), source.opset)
+    if source.exporter == "with past":
+        return with_past
+    first = {name: tensor for name, tensor in inputs(2, 0, 5).items() if not name.startswith("past")}
+    return merged(file_of(module, first, source.opset), with_past)
 
 
 @contextlib.contextmanager
@@ -66,13 +109,14 @@ def _counted_from_the_front() -> Iterator[None]:
         torch.repeat_interleave = original
 
 
-def _resized(value: torch.Tensor, axes: Mapping[int, str]) -> np.ndarray[Any, Any]:
-    generator = np.random.default_rng(3)
-    sizes = [{"batch": BATCH}.get(axes[axis], LENGTH) if axis in axes else size for axis, size in enumerate(value.shape)]
+def _resized(value: torch.Tensor, axes: Mapping[int, str], size: tuple[int, int]) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    batch, length = size
+    sizes = [{"batch": batch}.get(axes[axis], length) if axis in axes else own for axis, own in enumerate(value.shape)]
     if value.is_floating_point():
-        return generator.standard_normal(sizes).astype(np.float32)
+        return torch.randn(sizes, generator=generator)
     if bool((value == 1).all()):  # a mask
-        mask = np.ones(sizes, np.int64)
+        mask = torch.ones(sizes, dtype=torch.int64)
         mask[0, :PADDED] = 0
         return mask
-    return generator.integers(5, 100, sizes)
+    return torch.randint(5, 100, sizes, generator=generator)
