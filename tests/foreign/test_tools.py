@@ -109,3 +109,13 @@ def test_a_fused_file_is_quantised_as_it_would_be_unfused(tool: str, file: Path,
     program = qk.fuse(tmp_path / "result.onnx")
     assert len(program.report.fused) == 2 and not program.report.declined
     assert_alike(program.to_proto(), tmp_path / "unfused.onnx", qwen3("sdpa"))
+
+
+def test_a_file_of_mixed_types_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    """As onnxconverter-common's converter to float16 leaves it where a model converts types itself."""
+    graph = onnx.parser.parse_graph(
+        "mixed (float[batch, 4] x) => (float[batch, 4] y) <float16[4] scale = {1, 2, 3, 4}> { y = Mul(x, scale) }"
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)]), tmp_path / "mixed.onnx")
+    with pytest.raises(qk.InputError, match=r"types are mixed .* onnxruntime\.transformers\.float16"):
+        qk.fuse(tmp_path / "mixed.onnx")

@@ -1,4 +1,4 @@
-"""A TorchScript file of 28 layers below 1 GiB, without any stored shape: time and memory of `fuse`, weights inside of it and beside it."""
+"""Time and memory of `fuse` on a TorchScript file of 28 layers below 1 GiB without stored shapes; weights inside or beside."""
 
 from __future__ import annotations
 

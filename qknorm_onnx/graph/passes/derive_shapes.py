@@ -102,7 +102,7 @@ class _Derivation:
         for place, value in enumerate(node.outputs):
             ruled = has_rule(node, value)
             found = self.reader.read(value) if ruled else None
-            sizes = [_stated(extent) for extent in found.extents] if found is not None else None
+            sizes = [self._following(extent) for extent in found.extents] if found is not None else None
             dtype = result_type(node) if ruled else None
             if sizes is None or None in sizes or dtype is None:
                 results = node_results(node, self._opsets, self.reader) if results is None else results
@@ -110,6 +110,10 @@ class _Derivation:
                 dtype = kind or dtype
                 sizes = _together(sizes, None if dims is None else [form_of_dim(dim) for dim in dims])
             self._settle(value, dtype, sizes)
+
+    def _following(self, extent: Linear) -> Linear | None:
+        """A size that follows from the inputs; None for one of a single tensor, and for a name that only the file says."""
+        return extent if dim_of_form(extent) is not None and set(names_in(extent)) <= self._own_names else None
 
     def _settle(self, value: ir.Value, dtype: ir.DataType | None, sizes: list[Linear | None] | None) -> None:
         if dtype is not None and dtype != value.dtype:
@@ -202,11 +206,6 @@ def _describe(value: ir.Value) -> None:
     tensor = value.const_value or ir.convenience.get_const_tensor(value)
     if tensor is not None:
         value.shape, value.type = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
-
-
-def _stated(extent: Linear) -> Linear | None:
-    """A size that the model's names express; None for one of a single tensor, which nothing else has."""
-    return extent if dim_of_form(extent) is not None else None
 
 
 def _together(first: list[Linear | None] | None, second: list[Linear | None] | None) -> list[Linear | None] | None:

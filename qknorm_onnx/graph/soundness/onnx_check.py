@@ -19,6 +19,11 @@ _LARGEST_KEPT: Final = 1 << 8  # elements
 # Operators that ONNX does not have, in ONNX's own domain: plugins of other runtimes. Nothing can be said of them.
 _FOREIGN_DOMAIN: Final = "unknown"
 
+MIXED_TYPES: Final = (
+    ": types are mixed that the operator takes alike only, so that no runtime loads the file. Converters to float16 may leave it "
+    "so (onnxconverter-common does): convert the original again, with onnxruntime.transformers.float16"
+)
+
 _Key = tuple[str, str, str]
 
 
@@ -62,7 +67,7 @@ def check_with_onnx(content: bytes, label: str) -> bool:
     _forget_stated_shapes(proto)
     fault = _inference_fault(proto)
     if fault is not None:
-        raise InputError(f"{label}: {fault}")
+        raise InputError(f"{label}: {fault}{MIXED_TYPES if 'inconsistent type' in fault else ''}")
     return False
 
 
