@@ -61,11 +61,13 @@ def table() -> list[list[str]]:
             named = f"`{'`, `'.join(models)}`: {len(cells)}" if tool.given else f"{len(cells)}"
             rows.append([tool.label, named, *_counts(cells)])
     every = [cell for tool in TOOLS for _, cell in cells_of(tool)]
-    return [*rows, ["all of these", str(len(every)), *_counts(every)[:2], ""]]
+    lost = [cell for cell in every if cell.verdict in UNUSABLE]
+    left = f"not counted: {sum(cell.attentions for cell in lost)} attentions in {len(lost)} files that do not run or were not written"
+    return [*rows, ["all of these", str(len(every)), *_counts(every)[:2], left]]
 
 
 def _counts(cells: list[Cell]) -> tuple[str, str, str]:
-    running = [cell for cell in cells if cell.verdict not in ("does not run", "not written")]
+    running = [cell for cell in cells if cell.verdict not in UNUSABLE]
     fused, attentions = sum(cell.fused for cell in running), sum(cell.attentions for cell in running)
     share = f" ({fused / attentions:.1%})" if attentions else ""
     right = f"{sum(cell.verdict == 'ok' for cell in running)} of {len(running)}"
