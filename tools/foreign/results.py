@@ -62,7 +62,8 @@ def table() -> list[list[str]]:
             rows.append([tool.label, named, *_counts(cells)])
     every = [cell for tool in TOOLS for _, cell in cells_of(tool)]
     lost = [cell for cell in every if cell.verdict in UNUSABLE]
-    left = f"not counted: {sum(cell.attentions for cell in lost)} attentions in {len(lost)} files that do not run or were not written"
+    attentions = sum(cell.attentions for cell in lost)
+    left = f"not counted: {attentions} attentions in {len(lost)} files that do not run or were not written"
     return [*rows, ["all of these", str(len(every)), *_counts(every)[:2], left]]
 
 
