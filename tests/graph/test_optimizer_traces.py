@@ -4,6 +4,7 @@ a Transpose behind the reduction of a norm, convolutions in blocks, nodes called
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -143,10 +144,26 @@ def test_the_length_of_another_tensor_is_no_norm():
     assert not report.fused
 
 
-def test_a_weight_in_float16_behind_queries_in_float32():
-    _, report = fused(form_model(Form(prepare=NARROW_NORM)))
+# A float16 model on a provider without products in float16: widened in front of each, rounded behind it.
+HALF_PROJECTION = """
+  {n}_half = Cast<to=10>({x})
+  {n}_wide = Cast<to=1>({n}_half)
+  {y} = MatMul({n}_wide, {n}_projection)
+"""
+PROJECTIONS = tuple((f"{side}_projection", np.linspace(-1, 1, 64 * 64).reshape(64, 64) % 0.37) for side in "qk")
+
+
+def test_a_half_model_may_round_in_front_of_its_norm():
+    _, report = fused(form_model(Form(prepare=NARROW_NORM, project=HALF_PROJECTION, weights=PROJECTIONS)))
     (attention,) = report.fused
     assert attention.note == "" and attention.spec.norm.q_kind == "layer"
+
+
+def test_a_wide_model_that_rounds_there_is_declined():
+    wide = HALF_PROJECTION.replace("Cast<to=10>", "Identity").replace("Cast<to=1>", "Identity")
+    _, report = fused(form_model(Form(prepare=NARROW_NORM, project=wide, weights=PROJECTIONS)))
+    (miss,) = report.declined
+    assert "rounded to a narrower type" in miss.reason
 
 
 WINDOWS = {

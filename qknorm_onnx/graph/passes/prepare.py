@@ -6,15 +6,14 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants_ir
 
-from qknorm_onnx.graph.passes.close_softmax import CloseSoftmaxPass
 from qknorm_onnx.graph.passes.derive_shapes import DeriveShapesPass
 from qknorm_onnx.graph.passes.inline_functions import inline_functions
 from qknorm_onnx.graph.passes.mend_boolean_choices import MendBooleanChoicesPass
 from qknorm_onnx.graph.passes.mend_rotary_tables import MendRotaryTablesPass
 from qknorm_onnx.graph.passes.open_products import OpenProductsPass
 from qknorm_onnx.graph.passes.open_writes import OpenWritesPass
-from qknorm_onnx.graph.passes.reduce_transposed import ReduceTransposedPass
 from qknorm_onnx.graph.passes.remove_identities import RemoveIdentitiesPass
+from qknorm_onnx.graph.passes.undo_optimizer import CloseSoftmaxPass, ReduceTransposedPass
 from qknorm_onnx.spec.signature import DOMAIN
 
 # Results of constant folding that are larger stay computed: a mask or table for all positions does not belong into a file.

@@ -7,13 +7,14 @@ import itertools
 from collections.abc import Sequence
 from typing import TypeVar
 
+import numpy as np
 import onnx_ir as ir
 
 from qknorm_onnx.graph.match.fragments import CacheAppend, Chain, Factor, Norm, Offset, Repeat, Rotary, Step, Streams
 from qknorm_onnx.graph.match.located import PROJECTED, Layout, Located, Unreadable
 from qknorm_onnx.graph.match.qk_norm_match import Gain, Preparation, Role
 from qknorm_onnx.graph.recognise.unread.lookalikes import ROUNDED
-from qknorm_onnx.graph.walk.constants import number, producer
+from qknorm_onnx.graph.walk.constants import constant, number, producer, unconverted
 from qknorm_onnx.graph.walk.head_groups import has_split_heads
 from qknorm_onnx.graph.walk.layout import letters_of
 from qknorm_onnx.spec.qk_norm_spec import NormWeightOrder, QKNormRotarySpec, RotaryOrder, RotarySpec, rotates_after_norm
@@ -92,7 +93,7 @@ def _unfit(source: Located, start: Located) -> Unreadable | None:
 def _rounded(chain: Chain, source: Located) -> Unreadable | None:
     """A refusal where a wide model rounds to a half type on the way; a half model may well compute its attention wider."""
     path = chain.path[: 1 + next(index for index, item in enumerate(chain.path) if item is source)]
-    if path[0].value.dtype in NARROW or source.value.dtype in NARROW:
+    if path[0].value.dtype in NARROW or source.value.dtype in NARROW or _is_projected_from_half(source.value):
         return None
     for item in path:
         value: ir.Value | None = item.value
@@ -102,6 +103,39 @@ def _rounded(chain: Chain, source: Located) -> Unreadable | None:
             value = node.inputs[0]
     return None
 
+
+def _is_projected_from_half(value: ir.Value) -> bool:
+    """Whether a projection widens what it reads: a half model on a provider without kernels for its type, roundings between.
+
+    Its weight was widened too: each of its values is one of float16.
+    """
+    for _ in range(PROJECTION_STEPS):
+        node = value.producer()
+        if node is None or node.op_type not in (*_MOVES, "MatMul", "Gemm", "Add"):
+            return False
+        operands = [item for item in node.inputs if item is not None]
+        computed = [item for item in operands if item.const_value is None and constant(item) is None]
+        if node.op_type in ("MatMul", "Gemm"):
+            return any(map(_is_half, operands))
+        if not computed:
+            return False
+        value = computed[0]
+    return False
+
+
+def _is_half(value: ir.Value) -> bool:
+    """Whether `value` was widened, or is a weight that float16 holds as it is."""
+    if unconverted(value).dtype in NARROW:
+        return True
+    tensor = value.const_value
+    if tensor is None or tensor.dtype != ir.DataType.FLOAT:
+        return False
+    array = tensor.numpy()
+    with np.errstate(over="ignore"):
+        return bool(array.size) and np.array_equal(array, array.astype(np.float16).astype(np.float32))
+
+
+PROJECTION_STEPS = 8
 
 # What a rotary embedding passes behind its sum, before it is known for one.
 _MOVES = ("Cast", "Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze")

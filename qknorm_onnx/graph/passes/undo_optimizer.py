@@ -1,4 +1,4 @@
-"""Puts a reduction back behind the Transpose that onnxruntime's optimizer moved past it, so that recognisers see one tensor."""
+"""Undoes what onnxruntime's optimizer does inside of attentions, so that recognisers see a Softmax, and a norm of one tensor."""
 
 from __future__ import annotations
 
@@ -9,11 +9,67 @@ import onnx_ir as ir
 
 from qknorm_onnx.graph.rewrite.node_builder import NodeBuilder, replace_value
 from qknorm_onnx.graph.walk.axis_origins import reduced_axes
-from qknorm_onnx.graph.walk.constants import attribute_int, attribute_or_input, input_of, number, rank_of
+from qknorm_onnx.graph.walk.constants import attribute_int, attribute_or_input, input_of, number, producer, rank_of
 
 LONGEST: Final = 8  # operators between the tensor and the Transpose
 POINTWISE: Final = frozenset({"Cast", "Sqrt", "Reciprocal", "Abs", "Clip", "Pow"})
 Order = tuple[int, ...]
+
+
+class CloseSoftmaxPass(ir.passes.InPlacePass):
+    """The optimizer opens each softmax of a type that its provider has no kernel for, float16 on the CPU above all.
+
+    With e = Exp(x - ReduceMax(x)), e / ReduceSum(e) becomes Softmax(x) where both run over the same one axis.
+
+    Without the maximum it stays: a row whose keys all have finite but low logits is then divided by zero, which Softmax never is.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Run on `model` in place."""
+        graphs = (model.graph, *model.graph.subgraphs())
+        closed = [_close(node) for graph in graphs for node in list(graph) if (node.domain, node.op_type) == ("", "Div")]
+        return ir.passes.PassResult(model, any(closed))
+
+
+def _close(node: ir.Node) -> bool:
+    parts = _parts(node)
+    if parts is None or not isinstance(node.graph, ir.Graph):
+        return False
+    logits, axis, inside = parts
+    output = node.outputs[0]
+    assert logits.shape is not None
+    builder = NodeBuilder(f"{output.name}/closed")
+    axes = [ir.AttrInt64("axis", axis - len(logits.shape))]
+    closed = builder.apply("Softmax", [logits], dims=list(logits.shape), attributes=axes)
+    made = closed.producer()
+    assert made is not None
+    made.name = node.name
+    builder.insert_before(node)
+    replace_value(output, closed)
+    for step in (node, *inside):
+        if not any(value.uses() or value.is_graph_output() for value in step.outputs) and step.graph is not None:
+            step.graph.remove(step, safe=True)
+    return True
+
+
+def _parts(node: ir.Node) -> tuple[ir.Value, int, tuple[ir.Node, ...]] | None:
+    """The logits, the axis from 0, and the nodes between them and `node`, last one first."""
+    exponential = producer(node.inputs[0], "Exp")
+    total = producer(node.inputs[1], "ReduceSum")
+    if exponential is None or total is None or total.inputs[0] is not node.inputs[0]:
+        return None
+    lowered = producer(exponential.inputs[0], "Sub")
+    highest = producer(lowered.inputs[1], "ReduceMax") if lowered is not None else None
+    logits = lowered.inputs[0] if lowered is not None else None
+    if lowered is None or highest is None or logits is None or highest.inputs[0] is not logits:
+        return None
+    rank = rank_of(logits)
+    if rank is None or not all(attribute_int(step, "keepdims", 1) for step in (total, highest)):
+        return None
+    axes = reduced_axes(total, rank)
+    if len(axes) != 1 or axes != reduced_axes(highest, rank):
+        return None
+    return logits, next(iter(axes)), (total, exponential, lowered, highest)
 
 
 class ReduceTransposedPass(ir.passes.InPlacePass):
@@ -32,7 +88,7 @@ class ReduceTransposedPass(ir.passes.InPlacePass):
 
 def _move(node: ir.Node) -> bool:
     order = _order(node)
-    found = _steps(node, order) if order is not None else None
+    found = _steps_to(node, order) if order is not None else None
     if order is None or found is None or not isinstance(node.graph, ir.Graph):
         return False
     steps, source = found
@@ -48,7 +104,7 @@ def _move(node: ir.Node) -> bool:
     return True
 
 
-def _steps(node: ir.Node, order: Order) -> tuple[list[ir.Node], ir.Value] | None:
+def _steps_to(node: ir.Node, order: Order) -> tuple[list[ir.Node], ir.Value] | None:
     """The operators in front of `node`, first one first, and the tensor that they are applied to."""
     steps: list[ir.Node] = []
     value = node.inputs[0]
