@@ -31,16 +31,18 @@ from qknorm_onnx.graph.symbolic.terms import (
     form_of,
 )
 
+MOST_SPLITS = 6  # of one form by its maxima and minima: each doubles what is written
 
-def at_least_zero(form: Linear) -> Truth:
-    """`form >= 0`, with absolute values, maxima and minima spelled as logic."""
+
+def at_least_zero(form: Linear, splits: int = MOST_SPLITS) -> Truth:
+    """`form >= 0`, with absolute values, maxima and minima spelled as logic, `splits` of them inside each other."""
     if form.number is not None:
         return Known(form.number >= 0)
     for atom, factor in form.terms:
-        if isinstance(atom, Apply) and atom.function in ("absolute", "maximum", "minimum"):
+        if splits and isinstance(atom, Apply) and atom.function in ("absolute", "maximum", "minimum"):
             rest = form - form_of(atom).times(factor)
             first, second = atom.arguments if len(atom.arguments) == 2 else (atom.arguments[0], -atom.arguments[0])
-            parts = at_least_zero(rest + first.times(factor)), at_least_zero(rest + second.times(factor))
+            parts = [at_least_zero(rest + part.times(factor), splits - 1) for part in (first, second)]
             is_conjunction = (factor > 0) == (atom.function == "minimum")
             return both(*parts) if is_conjunction else either(*parts)
     divisor = math.gcd(*(factor for _, factor in form.terms))

@@ -28,6 +28,7 @@ from qknorm_onnx.graph.symbolic.gather import GATHERS
 from qknorm_onnx.graph.symbolic.layout import LAYOUTS, split
 from qknorm_onnx.graph.symbolic.sizes import SIZES
 from qknorm_onnx.graph.symbolic.tensor import LARGEST_TABLE, IndexTensor, constant_tensor, stack, tensor
+from qknorm_onnx.graph.symbolic.term_size import MOST_PARTS_OF_A_SIZE, is_too_large
 from qknorm_onnx.graph.symbolic.terms import (
     Apply,
     Dimension,
@@ -134,9 +135,10 @@ class IndexReader:
         found_or_extents = (
             split(node, sources, node.outputs.index(value)) if node.op_type == "Split" else RULES[node.op_type](node, sources)
         )
-        if isinstance(found_or_extents, IndexTensor):
+        if isinstance(found_or_extents, IndexTensor) and not _has_outgrown(found_or_extents):
             return self._with_declared_bounds(value, found_or_extents)
-        return self._leaf(value, found_or_extents, _result_type(node, sources))
+        sizes = found_or_extents.extents if isinstance(found_or_extents, IndexTensor) else found_or_extents
+        return self._leaf(value, _followed(sizes), _result_type(node, sources))
 
     def _with_declared_bounds(self, value: ir.Value, found: IndexTensor) -> IndexTensor:
         """A slice of a table has size `min(table, size)`: where the graph declares a size, that says which of the two it is."""
@@ -285,6 +287,18 @@ def _result_type(node: ir.Node, sources: Sequence[IndexTensor | None]) -> ir.Dat
         return ir.DataType(node.attributes.get_int("to", 0))
     source = sources[1] if node.op_type in ("Where", "CastLike") else sources[0]
     return source.dtype if source is not None and node.op_type != "ConstantOfShape" else None
+
+
+def _followed(sizes: PartialExtents | None) -> PartialExtents | None:
+    """The sizes, without those that have grown too large."""
+    if sizes is None:
+        return None
+    return tuple(None if size is None or is_too_large(size, most=MOST_PARTS_OF_A_SIZE) else size for size in sizes)
+
+
+def _has_outgrown(found: IndexTensor) -> bool:
+    elements = found.components if found.element is None else (found.element,)
+    return _followed(found.extents) != found.extents or is_too_large(*elements)
 
 
 def _is_clipped(extent: Linear) -> bool:
