@@ -14,7 +14,7 @@ from qknorm_onnx.graph.match.fragments import CacheAppend, Chain, Factor, Norm, 
 from qknorm_onnx.graph.match.located import PROJECTED, Layout, Located, Unreadable
 from qknorm_onnx.graph.match.qk_norm_match import Gain, Preparation, Role
 from qknorm_onnx.graph.recognise.unread.lookalikes import ROUNDED
-from qknorm_onnx.graph.walk.constants import constant, number, producer, unconverted
+from qknorm_onnx.graph.walk.constants import constant, number, producer
 from qknorm_onnx.graph.walk.head_groups import has_split_heads
 from qknorm_onnx.graph.walk.layout import letters_of
 from qknorm_onnx.spec.qk_norm_spec import NormWeightOrder, QKNormRotarySpec, RotaryOrder, RotarySpec, rotates_after_norm
@@ -125,7 +125,8 @@ def _is_projected_from_half(value: ir.Value) -> bool:
 
 def _is_half(value: ir.Value) -> bool:
     """Whether `value` was widened, or is a weight that float16 holds as it is."""
-    if unconverted(value).dtype in NARROW:
+    cast = producer(value, "Cast")
+    if cast is not None and cast.inputs[0] is not None and cast.inputs[0].dtype in NARROW:
         return True
     tensor = value.const_value
     if tensor is None or tensor.dtype != ir.DataType.FLOAT:
