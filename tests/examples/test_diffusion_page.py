@@ -87,7 +87,7 @@ def sizes_from_2(*names):
     ("build", "first_spatial_axis", "spatial", "prompts", "fused"),
     [
         (stable_diffusion_3, 2, ("height", "width"), {"guidance_scale": 4.0}, 3),
-        (wan, 3, ("height", "width"), {"guidance_scale": 4.0, "num_frames": 5}, 2),
+        (wan, 3, ("height", "width"), {"guidance_scale": 4.0, "num_frames": 5}, 4),
     ],
 )
 def test_other_pipelines_with_the_same_stand_in(page, monkeypatch, build, first_spatial_axis, spatial, prompts, fused):
