@@ -34,14 +34,31 @@ class LowRank(torch.nn.Module):
         return weight + self.up @ self.down
 
 
-@pytest.mark.parametrize("change", ["weight_norm", "adapter", "merged adapter"])
+OLDER = {"older weight_norm": torch.nn.utils.weight_norm, "older spectral_norm": torch.nn.utils.spectral_norm}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "weight_norm",
+        "adapter",
+        "merged adapter",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("spectral_norm", *OLDER)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
 def test_computed_weights(change: str) -> None:
     source = qwen3("sdpa", layers=1)
     for linear in (part for part in source.module.modules() if isinstance(part, torch.nn.Linear)):
         if change == "weight_norm":
             parametrizations.weight_norm(linear)
+        elif change == "spectral_norm":
+            parametrizations.spectral_norm(linear)
+        elif change in OLDER:
+            OLDER[change](linear)
         else:
             parametrize.register_parametrization(linear, "weight", LowRank(*linear.weight.shape))
         if change == "merged adapter":
             parametrize.remove_parametrizations(linear, "weight")
+    source.module.eval()  # in training, each call of spectral_norm changes its weights
     assert_right(exported(source, source.module).to_proto(), source)

@@ -175,9 +175,25 @@ def test_one_head_of_keys_copied_for_all_queries(repeat):
     assert (spec.attention.q_num_heads, spec.attention.kv_num_heads) == (4, 1)
 
 
+TILED_BY_UNBIND = (
+    HALVED
+    + """
+  {n}_one = Constant<value = int64[1] {{1}}>()
+  {n}_p = Squeeze({n}_a, {n}_one)
+  {n}_q = Squeeze({n}_b, {n}_one)
+  {n}_0 = Unsqueeze({n}_p, {n}_one)
+  {n}_1 = Unsqueeze({n}_q, {n}_one)
+  {y} = Concat<axis=1>({n}_0, {n}_1, {n}_0, {n}_1)
+"""
+)
+TILED_CHUNKS = HALVED + "  {n}_c = Concat<axis=1>({n}_a, {n}_b)\n  {y} = Concat<axis=1>({n}_c, {n}_c)\n"
+
+
 @pytest.mark.parametrize(
     "repeat",
     [
+        TILED_BY_UNBIND,
+        TILED_CHUNKS,
         LISTED.replace("{n}_a, {n}_a, {n}_b, {n}_b", "{n}_a, {n}_b, {n}_a, {n}_b"),
         "  {n}_times = Constant<value = int64[4] {{1, 2, 1, 1}}>()\n  {y} = Tile({x}, {n}_times)\n",
     ],
