@@ -27,7 +27,8 @@ def product(visit: Visit) -> Channels:
         return data if factor > 0.0 else negated(data)
     signs = _signs(table, data.ndim)
     columns = _columns(table, data.ndim) if signs is None else signs
-    axes = data.ndim
+    # An axis of heads that share a table has size 1 in it: the last axis alone tells its columns.
+    axes = 1 if columns.size == columns.shape[-1] else data.ndim
     data, columns = np.broadcast_arrays(data, columns, subok=False)
     out = np.empty(data.shape, dtype=object)
     if signs is not None:
