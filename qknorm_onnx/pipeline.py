@@ -17,6 +17,7 @@ from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
 from qknorm_onnx.graph.passes.raise_opset import raise_to_floor
 from qknorm_onnx.graph.passes.read_cache_lengths import read_cache_lengths
+from qknorm_onnx.graph.passes.turn_shared_weights import TurnSharedWeightsPass
 from qknorm_onnx.graph.rewrite.prover import Prover
 from qknorm_onnx.graph.soundness.guard import make_sound, one_line
 from qknorm_onnx.lowering.primitive_onnx import PRIMITIVE, forget_named_sizes
@@ -138,6 +139,7 @@ def _fuse(
     outcomes = lower(model, target=target, provider=provider, for_onnxruntime=release)
     if fused or outcomes:  # bodies and lowerings bring equal constants along; a second run must find nothing to do
         PreparePass()(model)
+        TurnSharedWeightsPass()(model)
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.shape = declared[value.name] or value.shape  # the names of sizes that the caller knows
     if target == PRIMITIVE.name:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.soundness.guard import make_sound, one_line, parse, read_proto
+from qknorm_onnx.graph.streamed_file import write_streamed
 
 # A protobuf message is limited to 2 GiB; weights go to a file beside the model well before that.
 EXTERNAL_DATA_THRESHOLD_BYTES: Final = 1 << 30
@@ -123,8 +124,7 @@ def save_model(model: ir.Model, path: str | os.PathLike[str]) -> None:
         raise InputError(f"{target.parent} is no folder; create it first, or write elsewhere")
     with _staging_folder(target) as staging:
         if is_small(model):
-            ir.external_data.load_to_model(model)
-            ir.save(model, staging / target.name)
+            write_streamed(model, staging / target.name)
         else:
             ir.save(model, staging / target.name, external_data=f"{target.name}.data")
         # The data file first: a model file is never there without its weights.
