@@ -65,7 +65,7 @@ def _is_lookup(node: ir.Node, weight: ir.Value) -> bool:
     return node.op_type == "Gather" and node.inputs[0] is weight and node.inputs[1] is not weight
 
 
-def _turned(tensor: ir.TensorProtocol, name: str) -> ir.Tensor:
+def _turned(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
     """The transposed numbers, as a view: nothing is copied before they are written."""
     return ir.Tensor(np.swapaxes(tensor.numpy(), 0, 1), dtype=tensor.dtype, name=name)
 
@@ -83,7 +83,8 @@ def _turn_back(graph: ir.Graph, weight: ir.Value, turned: ir.Value, lookups: lis
 
 def _free_name(graph: ir.Graph, name: str) -> str:
     taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
-    taken.update(output.name for node in graph for output in (node, *node.outputs))
+    taken.update(node.name for node in graph)
+    taken.update(output.name for node in graph for output in node.outputs)
     while name in taken:
         name += "_"
     return name
