@@ -17,11 +17,11 @@ from qknorm_onnx.graph.passes.fuse import FuseQKNormPass
 from qknorm_onnx.graph.passes.prepare import PreparePass
 from qknorm_onnx.graph.passes.raise_opset import raise_to_floor
 from qknorm_onnx.graph.passes.read_cache_lengths import read_cache_lengths
-from qknorm_onnx.graph.passes.turn_shared_weights import TurnSharedWeightsPass
 from qknorm_onnx.graph.rewrite.prover import Prover
 from qknorm_onnx.graph.soundness.guard import make_sound, one_line
 from qknorm_onnx.lowering.primitive_onnx import PRIMITIVE, forget_named_sizes
 from qknorm_onnx.lowering.registry import LoweringOutcome, lower
+from qknorm_onnx.lowering.turned_weights import TurnSharedWeightsPass
 from qknorm_onnx.spec.targets import DEFAULT_TARGET, require_provider, target_named
 
 Progress = Callable[[str], None]

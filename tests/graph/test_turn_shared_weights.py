@@ -8,7 +8,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from qknorm_onnx.graph.passes.turn_shared_weights import TurnSharedWeightsPass
+from qknorm_onnx.lowering.turned_weights import TurnSharedWeightsPass
 
 VOCABULARY, WIDTH = 37, 32
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\nmain_graph (int64[B, S] ids) => (float[B, S, 37] logits) {\n'
