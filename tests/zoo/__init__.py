@@ -11,7 +11,17 @@ hand. Those with `NOT` in them, and some others (tools/zoo_facts.py), look alike
 
 from __future__ import annotations
 
-from tests.zoo import attention_modules, diffusion, encoders, handwritten, other_decoders, rms_decoders, streams, videos
+from tests.zoo import (
+    attention_modules,
+    diffusion,
+    encoders,
+    handwritten,
+    more_diffusion,
+    other_decoders,
+    rms_decoders,
+    streams,
+    videos,
+)
 from tests.zoo.attention_block import Attn
 from tests.zoo.cached_decode import build_with_cache
 from tests.zoo.entries import Entries
@@ -28,4 +38,5 @@ ZOO: Entries = (
     | streams.ZOO
     | diffusion.ZOO
     | videos.ZOO
+    | more_diffusion.ZOO
 )
