@@ -138,7 +138,7 @@ def _of_operands(node: ir.Node, width: int, depth: int) -> tuple[tuple[int, ...]
             return None
         if not dims or dims[-1] == 1:
             pairs.append((0,) * width)
-            roots.append(operand)
+            roots += [operand] if constant(operand) is None else []
             continue
         found = column_classes(operand, depth - 1)
         if found is None or len(found[0]) != width:
