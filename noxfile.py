@@ -61,6 +61,7 @@ def unit(session: nox.Session) -> None:
         "tests/native",
         "tests/cli",
         "tests/examples",
+        "tests/serving",
     )
 
 

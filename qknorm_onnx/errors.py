@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+# A name in a file may be a megabyte long: of a word and of a message, so many characters are shown.
+LONGEST_WORD = 512
+LONGEST_MESSAGE = 4096
+
 
 def printable(text: str) -> str:
-    """`text` in one line without control characters."""
-    return without_controls(" ".join(text.split()))
+    """`text` in one line without control characters; longer words and texts lose their middle."""
+    words = (_shortened(word, LONGEST_WORD) for word in text.split())
+    return without_controls(_shortened(" ".join(words), LONGEST_MESSAGE))
+
+
+def _shortened(text: str, limit: int) -> str:
+    """The first three quarters of `limit` characters and the last quarter, where `text` is longer."""
+    if len(text) <= limit:
+        return text
+    head = limit * 3 // 4
+    return f"{text[:head]}...{text[head - limit :]}"
 
 
 def without_controls(text: str) -> str:

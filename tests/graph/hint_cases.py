@@ -10,6 +10,7 @@ import numpy as np
 from tests.graph.form_text import RMS, Form
 
 NORMED: Final = RMS.replace("{y} =", "{n}_g =")
+ROUNDED: Final = "  {n}_half = Cast<to=16>({n}_g)\n  {y} = Cast<to=1>({n}_half)\n"
 ON_PROJECTIONS: Final = """
   q_s = Transpose<perm=[0, 2, 1, 3]>({q})
   q_3 = Reshape(q_s, o_dims)
@@ -308,6 +309,11 @@ HINT_CASES: Final = {
         Form(prepare="  {y} = Identity({x})\n", product=DIVIDED),
         "normalise queries and keys before their product",
         Form(prepare=L2),
+    ),
+    "a rounding behind the norm": HintCase(
+        Form(prepare=NORMED + ROUNDED),
+        "leave the rounding out",
+        Form(prepare=RMS),
     ),
     "a weight of groups that is an input": HintCase(
         Form(prepare=GROUPS, inputs=", float[4] part"),

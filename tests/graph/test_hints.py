@@ -83,6 +83,8 @@ def texts_of(expression: ast.expr, module: ModuleType, tree: ast.Module) -> Iter
         yield from texts_of(expression.orelse, module, tree)
     elif isinstance(expression, ast.Name) and hasattr(module, expression.id):
         yield str(getattr(module, expression.id))
+    elif isinstance(expression, ast.Subscript) and hasattr(module, ast.unparse(expression.value)):
+        yield str(getattr(module, ast.unparse(expression.value))[ast.literal_eval(expression.slice)])
     elif isinstance(expression, ast.Name):
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and [getattr(target, "id", "") for target in node.targets] == [expression.id]:

@@ -107,3 +107,16 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path, capsys):
         assert "\x1b" not in text
         assert "\x07" not in text
     assert "\\x1b[31m" in printed.out
+
+
+def test_names_of_a_megabyte_are_shortened(tmp_path):
+    path, name = tmp_path / "long.onnx", "n" * 1_000_000
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])
+    node = onnx.helper.make_node("Relu", [name], ["y"], name=name)
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [value], [result])), path)
+    for door, call in DOORS.items():
+        with pytest.raises(InputError) as refused:
+            call(path)
+        assert 20 < len(str(refused.value)) < 5_000, door
+        assert "nnn...nnn" in str(refused.value), door

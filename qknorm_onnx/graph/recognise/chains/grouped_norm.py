@@ -96,7 +96,8 @@ def _spread(parameter: Parameter, groups: Groups, inner: Located) -> Parameter |
         return parameter
     array = constant(parameter.value)
     if array is None or not set(letters) <= {"E", "H", "D"}:
-        return Unreadable("its norm of groups has a weight that is no constant", parameter.value.producer(), PARAMETER_HINT)
+        node = parameter.value.producer() or inner.value.producer()
+        return Unreadable("its norm of groups has a weight that is no constant", node, PARAMETER_HINT)
     grid = "EHD" if groups.letter == "H" else "HED"
     sizes = {letter: size for letter, size in inner.sizes.items() if isinstance(size, int)}
     shape = [sizes[letter] if letter in letters or letter != "H" or groups.letter == "H" else 1 for letter in grid]
