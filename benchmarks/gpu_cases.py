@@ -20,7 +20,7 @@ from qknorm_onnx.spec.variants import VARIANTS
 from qknorm_onnx.spec.variants.variant import Variant, example_inputs
 from qknorm_onnx.torch_export.operators import eager, triton_attention
 
-TORCH_FACTOR, FLOOR_UNITS = 2, 4  # the error budget of qknorm_onnx/validation/error_budget.py
+TORCH_FACTOR, FLOOR_UNITS = 2, 4  # the error budget of qknorm_onnx/validation/measures/error_budget.py
 EPSILON = 1e-6
 
 

@@ -30,8 +30,8 @@ from qknorm_onnx.runtime.runner import make_runner
 from qknorm_onnx.spec.reference import qk_norm_attention, qk_norm_rotary
 from qknorm_onnx.spec.signature import DOMAIN, VERSION, Dtype
 from qknorm_onnx.torch_export.operators import torch_op
-from qknorm_onnx.validation.error_budget import budget
-from qknorm_onnx.validation.metrics import relative_error
+from qknorm_onnx.validation.measures.error_budget import budget
+from qknorm_onnx.validation.measures.metrics import relative_error
 
 Tensor = np.ndarray[Any, Any]
 _OUTPUTS: Final = ("Y", "present_key", "present_value")

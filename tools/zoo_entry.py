@@ -19,7 +19,7 @@ from qknorm_onnx.runtime.runner import CannotRunError
 from qknorm_onnx.spec.signature import Dtype
 from qknorm_onnx.validation.cases.inputs import match_inputs
 from qknorm_onnx.validation.cases.made import make_cases
-from qknorm_onnx.validation.parity_report import ParityReport
+from qknorm_onnx.validation.report.parity_report import ParityReport
 from qknorm_onnx.validation.torch_side import call_of
 from tools.coverage_table import Cell, Decode, Row, error_text
 from tools.native_nodes import NativeNodes

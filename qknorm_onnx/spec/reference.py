@@ -8,6 +8,7 @@ have no effect here: this is the exact value that every rounding is judged again
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, assert_never
 
@@ -49,6 +50,28 @@ def qk_norm_attention(spec: QKNormSpec, inputs: Mapping[str, Tensor | None]) -> 
     Raises:
         SpecError: shapes that contradict the spec or each other, or a length out of range; the message names the input.
     """
+    scores = attention_scores(spec, inputs)
+    sink = inputs.get("head_sink")
+    weights = softmax_of_visible(scores.logits, scores.visible, sink=None if sink is None else _as_float64(np.asarray(sink)))
+    y_bhsd = weigh_values(weights, _without_unused_entries(scores.present_value, scores.valid_keys))
+    return {"Y": merge_heads(y_bhsd), "present_key": scores.present_key, "present_value": scores.present_value}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionScores:
+    """What the softmax of one attention gets: `logits` (B, Hq, S, T), scaled, clamped, capped, with a float bias added, and
+    `visible`, which of them count, of a shape that broadcasts to that. `valid_keys` (B): how much of the cache is filled.
+    """
+
+    logits: Array
+    visible: npt.NDArray[np.bool_]
+    present_key: Array
+    present_value: Array
+    valid_keys: Tensor | None
+
+
+def attention_scores(spec: QKNormSpec, inputs: Mapping[str, Tensor | None]) -> AttentionScores:
+    """`QKNormAttention` as far as its softmax, in float64; arguments and errors are those of `qk_norm_attention`."""
     given = {name: np.asarray(value) for name, value in inputs.items() if value is not None}
     shapes = {name: value.shape for name, value in given.items()}
     check_attention_inputs(spec, shapes)
@@ -79,9 +102,9 @@ def qk_norm_attention(spec: QKNormSpec, inputs: Mapping[str, Tensor | None]) -> 
     visible &= columns_of_bias(given.get("attention_bias"), present_key.shape[2])
     if bias is not None and bias.dtype == np.bool_:
         visible = visible & bias
-    weights = softmax_of_visible(logits, visible, sink=tensors.get("head_sink"))
-    y_bhsd = weigh_values(weights, _without_unused_entries(present_value, valid_keys))
-    return {"Y": merge_heads(y_bhsd), "present_key": present_key, "present_value": present_value}
+    return AttentionScores(
+        logits=logits, visible=visible, present_key=present_key, present_value=present_value, valid_keys=valid_keys
+    )
 
 
 def qk_norm_rotary(spec: QKNormRotarySpec, inputs: Mapping[str, Tensor | None]) -> dict[str, Tensor]:

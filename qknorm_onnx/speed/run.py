@@ -19,8 +19,8 @@ from qknorm_onnx.speed.machine import MATMUL_SIZE, READ_BYTES, describe, load_av
 from qknorm_onnx.speed.peak_memory import peak_memory_mb
 from qknorm_onnx.speed.problem import Problem, Tensor, Tensors, true_output
 from qknorm_onnx.speed.timing import clock_for, interleaved, no_pause, ratio_of_pairs, wait_until_quiet
-from qknorm_onnx.validation.error_budget import budget, unit
-from qknorm_onnx.validation.metrics import relative_error
+from qknorm_onnx.validation.measures.error_budget import budget, unit
+from qknorm_onnx.validation.measures.metrics import relative_error
 
 MAKERS: Final[Mapping[str, Maker]] = MappingProxyType(
     {

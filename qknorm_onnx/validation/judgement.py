@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from qknorm_onnx.validation.error_budget import OwnErrors, budget
-from qknorm_onnx.validation.metrics import Mask, cosine, finite, relative_error, snr_db, top_one
-from qknorm_onnx.validation.parity_report import ParityRow
+from qknorm_onnx.validation.measures.error_budget import OwnErrors, budget
+from qknorm_onnx.validation.measures.metrics import Mask, cosine, finite, relative_error, snr_db, top_one
+from qknorm_onnx.validation.report.parity_row import ParityRow, WorstValue
 
 Tensor = npt.NDArray[Any]
 
@@ -56,8 +56,17 @@ def is_left_out(truth: Tensor) -> bool:
     return truth.size > 0 and not finite(truth).any()
 
 
-def judge(row: ParityRow, measured: Measured, *, is_logits: bool, others: Sequence[OwnErrors] = ()) -> ParityRow:
+def judge(
+    row: ParityRow,
+    measured: Measured,
+    *,
+    is_logits: bool,
+    others: Sequence[OwnErrors] = (),
+    tolerance: float | None = None,
+) -> ParityRow:
     """`row` with the verdict, the reason and the figures. `others` are the errors of PyTorch's other evaluations.
+
+    `tolerance` is what is allowed instead of the budget; of integers and bools as many values may differ as without it.
 
     Values at which the truth itself is not finite (rows without a visible key in some models) say nothing and are left out.
     Where PyTorch in the type is not finite, the candidate may be so as well, but nowhere else; a candidate that is finite
@@ -73,6 +82,8 @@ def judge(row: ParityRow, measured: Measured, *, is_logits: bool, others: Sequen
         return _failed(row, "nothing was compared: the truth is empty or nowhere finite")
     torch_finite = defined if measured.in_dtype is None else finite(measured.in_dtype)
     row = dataclasses.replace(_with_budget(row, measured, defined, others), all_zero=not truth[defined].any())
+    if tolerance is not None:
+        row = dataclasses.replace(row, budget=tolerance)
     lost = defined & ~finite(given)
     if (lost & torch_finite).any():
         count = int((lost & torch_finite).sum())
@@ -82,7 +93,7 @@ def judge(row: ParityRow, measured: Measured, *, is_logits: bool, others: Sequen
         return _failed(row, f"error {row.error:.2g} where {row.budget:.2g} is allowed")
     if lost.any():
         reason = f"{int(lost.sum())} of {truth.size} values are not finite, PyTorch's own neither"
-        return dataclasses.replace(row, verdict="overflows in PyTorch too", reason=_joined(row.reason, reason))
+        return dataclasses.replace(row, verdict="overflows in PyTorch too", reason=reason)
     return dataclasses.replace(row, verdict="passed")
 
 
@@ -97,7 +108,7 @@ def _with_budget(row: ParityRow, measured: Measured, defined: Mask, others: Sequ
         _spread(own, worst),
         "" if defined.all() else f"{int((~defined).sum())} values left out: the truth is not finite there",
     )
-    return dataclasses.replace(row, torch_error=own.in_dtype, budget=allowed.allowed, reason=note)
+    return dataclasses.replace(row, torch_error=own.in_dtype, budget=allowed.allowed, note=note)
 
 
 def _spread(own: OwnErrors, worst: OwnErrors) -> str:
@@ -115,7 +126,17 @@ def _with_figures(row: ParityRow, measured: Measured, where: Mask, *, is_logits:
         cosine=cosine(given[where], truth[where]),
         snr_db=snr_db(given[where], truth[where]),
         top_one=agreement,
+        worst=_worst_value(given, truth, where),
     )
+
+
+def _worst_value(given: Tensor, truth: Tensor, where: Mask) -> WorstValue | None:
+    """The place of the largest error; None for no values."""
+    if not where.any():
+        return None
+    off = np.where(where, np.abs(given.astype(np.float64) - truth.astype(np.float64)), -1.0)
+    index = np.unravel_index(int(off.argmax()), off.shape)
+    return WorstValue(index=tuple(int(place) for place in index), given=float(given[index]), exact=float(truth[index]))
 
 
 def _judge_exact(row: ParityRow, measured: Measured, others: Sequence[OwnErrors]) -> ParityRow:
@@ -126,7 +147,12 @@ def _judge_exact(row: ParityRow, measured: Measured, others: Sequence[OwnErrors]
     own = own_errors(measured.truth, measured.in_float32, measured.in_dtype)
     worst = own.with_others(others)
     row = dataclasses.replace(
-        row, error=error, torch_error=own.in_dtype, budget=2 * (worst.in_dtype or 0.0), reason=_spread(own, worst)
+        row,
+        error=error,
+        torch_error=own.in_dtype,
+        budget=2 * (worst.in_dtype or 0.0),
+        note=_spread(own, worst),
+        worst=_worst_value(measured.given, measured.truth, np.ones(measured.truth.shape, dtype=np.bool_)),
     )
     if error <= row.budget:
         return dataclasses.replace(row, verdict="passed")
@@ -134,7 +160,7 @@ def _judge_exact(row: ParityRow, measured: Measured, others: Sequence[OwnErrors]
 
 
 def _failed(row: ParityRow, reason: str) -> ParityRow:
-    return dataclasses.replace(row, verdict="failed", reason=_joined(reason, row.reason))
+    return dataclasses.replace(row, verdict="failed", reason=reason)
 
 
 def _joined(*parts: str) -> str:

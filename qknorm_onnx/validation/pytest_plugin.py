@@ -1,6 +1,7 @@
 """A pytest fixture for exported models: `def test_export(assert_parity): assert_parity("model.onnx", module, args)`.
 
-`pytest --qknorm-report FOLDER` keeps what every call found there, passed or not: `NAME.json` and `NAME.txt`, named by the test.
+`pytest --qknorm-report FOLDER` keeps what every call found there, passed or not: `NAME.json`, `NAME.html` and
+`NAME.txt`, named by the test.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from qknorm_onnx.validation.parity_report import ParityReport
+    from qknorm_onnx.validation.report.parity_report import ParityReport
 
 _SHOWN_FAILURES = 5
 _OPTION = "--qknorm-report"
-_PAGE_WIDTH = 160
+_PAGE_WIDTH = 100
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The option that keeps reports."""
-    text = "folder for what assert_parity finds, as JSON and as a table; made where it is missing"
+    text = "folder for what assert_parity finds, as JSON, as a page and as a table; made where it is missing"
     parser.getgroup("qknorm-onnx").addoption(_OPTION, metavar="FOLDER", type=Path, default=None, help=text)
 
 
@@ -71,6 +72,7 @@ def _keep(report: ParityReport, folder: Path, written: collections.Counter[str])
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(report.to_json() + "\n", encoding="utf-8")
+    (folder / f"{name}.html").write_text(report.to_html(), encoding="utf-8")
     with (folder / f"{name}.txt").open("w", encoding="utf-8") as text:
         console = Console(file=text, width=_PAGE_WIDTH, color_system=None)
         console.print(report)
@@ -83,7 +85,7 @@ def _text(report: ParityReport, kept: Path | None) -> str:
     lines = [report.summary()]
     for row in report.failures[:_SHOWN_FAILURES]:
         fault = f"; {row.fault.text}" if row.fault is not None else ""
-        lines.append(f"{row.dtype} ({row.how}), case {row.case}, output {row.output}: {row.reason}{fault}")
+        lines.append(f"{row.dtype} ({row.how}), case {row.case}, output {row.output}: {row.why}{fault}")
     more = len(report.failures) - _SHOWN_FAILURES
     if more > 0:
         lines.append(f"and {more} more failures")

@@ -15,8 +15,8 @@ from qknorm_onnx.runtime.value_types import FLOAT_TYPES
 from qknorm_onnx.spec.signature import Dtype
 from qknorm_onnx.validation.cases.domain import Domain
 from qknorm_onnx.validation.cases.inputs import GraphInput
-from qknorm_onnx.validation.error_budget import unit
-from qknorm_onnx.validation.parity_report import ParityRow
+from qknorm_onnx.validation.measures.error_budget import unit
+from qknorm_onnx.validation.report.parity_row import ParityRow
 
 if TYPE_CHECKING:
     import torch
@@ -165,6 +165,13 @@ class SharedWeights:
             scalable=projections_in_both(model, arrays),
             differences=tuple(compare_tables(model, tables)),
         )
+
+    @property
+    def vocabularies(self) -> frozenset[int]:
+        """The lengths of the module's embedding tables."""
+        import torch
+
+        return frozenset(part.num_embeddings for part in self.module.modules() if isinstance(part, torch.nn.Embedding))
 
     def weight(self, name: str) -> Tensor:
         """A parameter of the module."""

@@ -13,8 +13,8 @@ from qknorm_onnx.graph.spec_comparison import SpecComparison, SpecDifference, co
 from qknorm_onnx.inspection import inspect_model
 from qknorm_onnx.runtime.runner import model_float_type
 from qknorm_onnx.spec.signature import Dtype
-from qknorm_onnx.validation.error_budget import unit
-from qknorm_onnx.validation.parity_report import ParityRow
+from qknorm_onnx.validation.measures.error_budget import unit
+from qknorm_onnx.validation.report.parity_row import ParityRow
 
 if TYPE_CHECKING:
     import torch
@@ -35,11 +35,13 @@ class SpecCheck:
 
     agreeing: those that mean the same. differing: what differs, in words. `notes` say what could not be compared, and where an
     attention that is no node of ours, but would be read as one, means something else: reading it was not proven.
+    attention: what each attention of the file computes, in words, by its name.
     """
 
     agreeing: tuple[str, ...] = ()
     differing: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    attention: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     def of(model: ir.Model, module: torch.nn.Module) -> SpecCheck:
@@ -60,6 +62,7 @@ class SpecCheck:
             agreeing=(*present.agreeing, *sorted(named - set(differing))),
             differing=differing,
             notes=(*read.failures, *_uncompared(present, recognised), *_unproven(recognised, same_type=same_type)),
+            attention={item.name: item.line for report in (found.present, found.recognised) for item in report.fused},
         )
 
     def rows(self, dtype: Dtype, how: str) -> Iterator[ParityRow]:

@@ -14,11 +14,12 @@ import numpy.typing as npt
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.spec.signature import Dtype
 from qknorm_onnx.validation.cases.inputs import GraphInput
-from qknorm_onnx.validation.error_budget import OTHER_ORDERS
+from qknorm_onnx.validation.measures.error_budget import OTHER_ORDERS
 
 if TYPE_CHECKING:
     import torch
 
+    from qknorm_onnx.validation.inside.module_results import ModuleResult
     from qknorm_onnx.validation.modes.observation import Observation
 
 Tensor = npt.NDArray[Any]
@@ -119,6 +120,18 @@ class TorchSide:
                 self.truth_type, self.note = "float32", f"the module does not run in float64 ({one_line(error)})"
                 return result
         return self._run(self._in_float32, inputs, torch.float32)
+
+    def results_of_parts(self, inputs: Mapping[str, Tensor]) -> list[ModuleResult]:
+        """What every part of the module returns in float64, in the order in which they end; raises what the module raises."""
+        from qknorm_onnx.validation.inside.module_results import recorded
+
+        with recorded(self._in_float64) as results:
+            self.truth(inputs)
+        return results
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The module's parameters by name, rounded to the type."""
+        return {name: to_numpy(parameter) for name, parameter in self._in_dtype.named_parameters()}
 
     def observed(self) -> Observation:
         """What the module does with the example's inputs and with its parameters; nothing where it cannot be watched."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -12,14 +13,19 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qknorm_onnx.errors import InputError
+from qknorm_onnx.graph.canonical.qk_norm_node import is_attention_node
 from qknorm_onnx.runtime.runner import CannotRunError
 from qknorm_onnx.spec.signature import Dtype
 from qknorm_onnx.validation.candidate import NUMPY_TYPES, Candidate, candidate_in, rounded_inputs
 from qknorm_onnx.validation.cases.case import Case, WeightScale
-from qknorm_onnx.validation.error_budget import OwnErrors
+from qknorm_onnx.validation.failure_folder import save_failure
+from qknorm_onnx.validation.inside.inner_values import inner_values
+from qknorm_onnx.validation.inside.logit_ranges import logit_ranges
 from qknorm_onnx.validation.judgement import Measured, is_left_out, judge, own_errors, without_what_changes
 from qknorm_onnx.validation.locate import locate_fault
-from qknorm_onnx.validation.parity_report import ParityRow
+from qknorm_onnx.validation.measures.error_budget import OwnErrors
+from qknorm_onnx.validation.report.parity_row import ParityRow
+from qknorm_onnx.validation.report.ranges import LogitRange, ValueRange
 from qknorm_onnx.validation.shared_weights import SharedWeights, scaled_model
 from qknorm_onnx.validation.spec_check import SpecCheck
 
@@ -29,7 +35,23 @@ if TYPE_CHECKING:
 Tensor = npt.NDArray[Any]
 Progress = Callable[[str], None]
 
-MOST_FAULTS_LOCATED: Final = 3  # per type: finding one runs the model twice more
+# An error of so many budgets is none of rounding: PyTorch's sums are not tried in other orders.
+HOPELESS: Final = 100.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """`locate`: how many faults of a type are searched for inside the model, which runs it and the module again for each.
+
+    `tolerance`: the allowed max|y - r| / max|r| of every float output, instead of the budget.
+    `ranges`: note how large the values inside the model are on the example.
+    `save_failure`: where each type's first failing case is kept, in a folder of its own.
+    """
+
+    locate: int = 1
+    tolerance: float | None = None
+    ranges: bool = False
+    save_failure: Path | None = None
 
 
 @dataclasses.dataclass
@@ -40,9 +62,12 @@ class TypeRun:
     side: TorchSide
     shared: SharedWeights
     specs: SpecCheck
-    vocabularies: frozenset[int]
     notes: dict[str, None]
+    options: RunOptions
     located: int = 0
+    saved: bool = False
+    ranges: tuple[ValueRange, ...] = ()
+    logits: tuple[LogitRange, ...] = ()
 
     def rows(self, model: ir.Model, cases: Sequence[Case], say: Progress) -> Iterator[ParityRow]:
         """One row for each case and output, and one for each table that is in module and file."""
@@ -107,7 +132,44 @@ class TypeRun:
         except CannotRunError as error:
             yield dataclasses.replace(blank, verdict="failed", reason=f"PyTorch runs on this case, the model does not: {error}")
             return
-        yield from self._output_rows(candidate, blank, inputs, truth, given)
+        rows = list(self._output_rows(candidate, blank, inputs, truth, given))
+        if self.options.save_failure is not None and any(row.is_bad for row in rows) and not self.saved:
+            self._save(candidate, inputs, truth, given, rows)
+        yield from rows
+        if self.options.ranges and case.required and not self.ranges:
+            self._note_ranges(candidate, inputs)
+
+    def _save(
+        self, candidate: Candidate, inputs: Mapping[str, Tensor], truth: list[Tensor], given: list[Tensor], rows: list[ParityRow]
+    ) -> None:
+        assert self.options.save_failure is not None, "asked for"
+        self.saved = True
+        places = places_by_name(candidate.runner.output_names, self.side.output_names)
+        if len(truth) != len(given):
+            return
+        folder = self.options.save_failure / self.dtype
+        save_failure(folder, candidate, inputs=inputs, exact=[truth[place] for place in places], given=given, rows=rows)
+        self.notes[f"{self.dtype}: case {rows[0].case} is kept in {folder}; repeat.py there runs it again"] = None
+
+    def _note_ranges(self, candidate: Candidate, inputs: Mapping[str, Tensor]) -> None:
+        try:
+            self.ranges = tuple(
+                ValueRange(
+                    dtype=self.dtype,
+                    node=str(value.node.name),
+                    op_type=value.node.op_type,
+                    is_attention=is_attention_node(value.node),
+                    largest=value.largest,
+                    smallest=value.smallest,
+                    error=value.error,
+                    lost=value.lost,
+                )
+                for value in inner_values(candidate.model, inputs, arithmetic=candidate.arithmetic)
+            )
+            found = logit_ranges(candidate.model, inputs)
+            self.logits = tuple(LogitRange(name=name, lowest=lowest, highest=highest) for name, lowest, highest in found)
+        except CannotRunError as error:
+            self.notes[f"{self.dtype}: the values inside the graph could not be read: {error}"] = None
 
     def _truth(self, inputs: Mapping[str, Tensor], case: Case) -> list[Tensor]:
         """The outputs in float64, NaN where they hang on the values of hidden tokens."""
@@ -135,8 +197,9 @@ class TypeRun:
             own = None if in_dtype is None else in_dtype[place]
             measured = Measured(truth=truth[place], in_float32=in_float32[place], in_dtype=own, given=value)
             named, is_logits = dataclasses.replace(blank, output=name), self._is_logits(inputs, truth[place])
-            row = judge(named, measured, is_logits=is_logits)
-            if row.exceeds:
+            tolerance = self.options.tolerance
+            row = judge(named, measured, is_logits=is_logits, tolerance=tolerance)
+            if row.exceeds and tolerance is None and row.error < HOPELESS * row.budget:
                 others = self._errors_in_other_orders(inputs, truth) if others is None else others
                 row = judge(named, measured, is_logits=is_logits, others=others[place])
             yield self._located(candidate, row, inputs, in_graph_order) if row.verdict != "passed" else row
@@ -150,17 +213,17 @@ class TypeRun:
         return errors
 
     def _located(self, candidate: Candidate, row: ParityRow, inputs: Mapping[str, Tensor], truth: list[Tensor]) -> ParityRow:
-        if self.located >= MOST_FAULTS_LOCATED:
+        if self.located >= self.options.locate:
             return row
         self.located += 1
         not_finite = row.torch_error is not None and not np.isfinite(row.torch_error)
-        fault = locate_fault(candidate, inputs, truth, allowed=row.budget, torch_not_finite=not_finite)
+        fault = locate_fault(candidate, self.side, inputs, truth, allowed=row.budget, torch_not_finite=not_finite)
         return dataclasses.replace(row, fault=fault)
 
     def _is_logits(self, inputs: Mapping[str, Tensor], truth: Tensor) -> bool:
         """Scores over a vocabulary: the model reads tokens, and the last axis is as long as one of its embeddings."""
         reads_tokens = any(np.issubdtype(array.dtype, np.integer) for array in inputs.values())
-        return reads_tokens and truth.ndim == 3 and truth.shape[-1] in self.vocabularies
+        return reads_tokens and truth.ndim == 3 and truth.shape[-1] in self.shared.vocabularies
 
 
 def places_by_name(given: Sequence[str], module: Sequence[str]) -> list[int]:

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qknorm_onnx.errors import InputError
-from qknorm_onnx.graph.model_file import ModelSource
+from qknorm_onnx.graph.model_file import ModelSource, label_of
 from qknorm_onnx.runtime.runner import loaded_model
 from qknorm_onnx.runtime.session import HasModel
 from qknorm_onnx.spec.signature import Dtype
 from qknorm_onnx.validation.candidate import NUMPY_TYPES
 from qknorm_onnx.validation.cases.case import Case
 from qknorm_onnx.validation.cases.domain import windows_of
-from qknorm_onnx.validation.cases.inputs import match_inputs
+from qknorm_onnx.validation.cases.given import require_inputs
+from qknorm_onnx.validation.cases.inputs import GraphInput, match_inputs
 from qknorm_onnx.validation.cases.made import make_cases
 from qknorm_onnx.validation.cases.untried import untried
-from qknorm_onnx.validation.parity_report import ParityReport, ParityRow
+from qknorm_onnx.validation.failure_folder import require_room
+from qknorm_onnx.validation.report.about import About, installed_versions
+from qknorm_onnx.validation.report.parity_report import ParityReport
+from qknorm_onnx.validation.report.parity_row import ParityRow
 from qknorm_onnx.validation.shared_weights import SharedWeights
 from qknorm_onnx.validation.spec_check import SpecCheck
-from qknorm_onnx.validation.type_run import TypeRun
+from qknorm_onnx.validation.type_run import RunOptions, TypeRun
 
 if TYPE_CHECKING:
     import torch
 
-    from qknorm_onnx.validation.torch_side import TorchSide
 
 __all__ = ["ParityReport", "validate"]
 
@@ -40,6 +46,11 @@ def validate(
     dtypes: Sequence[Dtype] = ("float32",),
     cases: Iterable[Case] | None = None,
     seeds: int = 1,
+    tolerance: float | None = None,
+    fail_fast: bool = False,
+    locate: int = 1,
+    ranges: bool = False,
+    save_failure: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> ParityReport:
     """Judge a model against float64, with PyTorch's own error in the same type as the budget.
@@ -59,44 +70,99 @@ def validate(
             judged in its own type. bfloat16 is emulated on the CPU, and the report says so.
         cases: instead of the ones made from the example (its batch and lengths varied, adversarial values).
         seeds: number of further cases with random values at the example's size.
+        tolerance: what max|y - r| / max|r| of every float output may be, instead of the budget.
+        fail_fast: end with the first output that fails; the report says that the rest was not tried.
+        locate: how many failures of each type are followed into the model, to the first part of the module that it does not
+            compute or the first operator that rounds too much. Each runs module and model again.
+        ranges: note how large the values inside the model and the logits of its attentions are on the example, in each type.
+        save_failure: a folder that is missing or empty. Where a type fails, its first failing case is written to a folder of the
+            type's name in there: the model as it was judged, inputs, outputs, exact results, and a script that repeats it.
         progress: called with a line of text before each case.
 
     Returns:
         One row per type, case and output. `passed` needs evidence: a comparison of nothing is a failure.
 
     Raises:
-        InputError: torch is missing, `dtypes` names an unknown type, or the graph's inputs do not match the arguments.
+        InputError: torch is missing, `dtypes` names an unknown type, the graph's inputs do not match the arguments, a case of
+            `cases` does not give them, `tolerance` is not a number above 0, or `save_failure` is not empty.
     """
     _require_dtypes(dtypes)
+    options = _options(locate=locate, tolerance=tolerance, ranges=ranges, save_failure=save_failure)
     torch_side = _import_torch_side()
     model = loaded_model(program_or_path)
     call = torch_side.call_of(module, args, kwargs)
     inputs = match_inputs(model, call.examples())
-    sides: dict[Dtype, TorchSide] = {dtypes[0]: torch_side.TorchSide(call, inputs, dtypes[0])}
-    shared = SharedWeights.of(model, module, sides[dtypes[0]].observed())
+    first = torch_side.TorchSide(call, inputs, dtypes[0])
+    shared = SharedWeights.of(model, module, first.observed())
     domain = shared.domain(inputs, call.tensor_places, windows=windows_of(module, model))
-    chosen = tuple(cases) if cases is not None else tuple(make_cases(inputs, domain=domain, seeds=seeds))
-    if not chosen:
-        raise InputError("cases is empty: there is nothing to judge")
-    rows: list[ParityRow] = []
+    chosen = _checked(cases, inputs) if cases is not None else tuple(make_cases(inputs, domain=domain, seeds=seeds))
     specs = SpecCheck.of(model, module)
     notes: dict[str, None] = dict.fromkeys((*untried(inputs, chosen, domain=domain), *shared.untried(), *specs.notes))
+    runs: list[TypeRun] = []
+    rows: list[ParityRow] = []
     for dtype in dtypes:
-        side = sides.pop(dtype, None) or torch_side.TorchSide(call, inputs, dtype)
-        run = TypeRun(dtype=dtype, side=side, shared=shared, specs=specs, vocabularies=_vocabularies(module), notes=notes)
-        rows += run.rows(model, chosen, progress or _silent)
-    return ParityReport(dtypes=tuple(dtypes), rows=tuple(rows), notes=tuple(notes))
+        side = first if dtype == dtypes[0] else torch_side.TorchSide(call, inputs, dtype)
+        run = TypeRun(dtype=dtype, side=side, shared=shared, specs=specs, notes=notes, options=options)
+        runs.append(run)
+        of_type = run.rows(model, chosen, progress or _silent)
+        rows += _until_failure(of_type, notes) if fail_fast else of_type
+        if fail_fast and any(row.is_bad for row in rows):
+            break
+    about = _about(program_or_path, specs, seeds if cases is None else 0)
+    return _report(dtypes, rows, notes=notes, about=about, runs=runs)
+
+
+def _report(
+    dtypes: Sequence[Dtype], rows: Sequence[ParityRow], *, notes: Iterable[str], about: About, runs: Sequence[TypeRun]
+) -> ParityReport:
+    return ParityReport(
+        dtypes=tuple(dtypes),
+        rows=tuple(rows),
+        notes=tuple(notes),
+        about=about,
+        ranges=tuple(item for run in runs for item in run.ranges),
+        logits=next((run.logits for run in runs if run.logits), ()),
+    )
+
+
+def _about(source: HasModel | ModelSource, specs: SpecCheck, seeds: int) -> About:
+    name = label_of(source) if isinstance(source, (str, os.PathLike)) else ""
+    return About(model=name, seeds=seeds, attention=specs.attention, versions=installed_versions())
+
+
+def _checked(cases: Iterable[Case], inputs: Sequence[GraphInput]) -> tuple[Case, ...]:
+    """Cases of the caller. Raises InputError where there is none, or one does not give what the graph takes."""
+    chosen = tuple(cases)
+    if not chosen:
+        raise InputError("cases is empty: there is nothing to judge")
+    for case in chosen:
+        require_inputs(case, inputs)
+    return chosen
+
+
+def _until_failure(rows: Iterable[ParityRow], notes: dict[str, None]) -> Iterator[ParityRow]:
+    """The rows up to the first bad one, and with it; a note says so."""
+    for row in rows:
+        yield row
+        if row.is_bad:
+            notes["stopped at the first failure: what follows it was not tried"] = None
+            return
+
+
+def _options(*, locate: int, tolerance: float | None, ranges: bool, save_failure: str | os.PathLike[str] | None) -> RunOptions:
+    if tolerance is not None and not 0 < tolerance < math.inf:
+        raise InputError(f"tolerance is {tolerance}; give a relative error above 0, for example 1e-3")
+    if locate < 0:
+        raise InputError(f"locate is {locate}; give how many failures to follow into the model, 0 for none")
+    folder = None if save_failure is None else Path(save_failure)
+    if folder is not None:
+        require_room(folder)
+    return RunOptions(locate=locate, tolerance=tolerance, ranges=ranges, save_failure=folder)
 
 
 def _silent(text: str) -> None:
     """Progress that nobody watches."""
     del text
-
-
-def _vocabularies(module: torch.nn.Module) -> frozenset[int]:
-    import torch
-
-    return frozenset(part.num_embeddings for part in module.modules() if isinstance(part, torch.nn.Embedding))
 
 
 def _require_dtypes(dtypes: Sequence[Dtype]) -> None:

@@ -17,7 +17,7 @@ import torch
 from qknorm_onnx.graph.canonical.qk_norm_node import AttentionInputs, make_attention_node
 from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.torch_export.operators.eager import attention as torch_attention
-from qknorm_onnx.validation.error_budget import budget
+from qknorm_onnx.validation.measures.error_budget import budget
 from tests.contract.spec_cases import Array, Case
 
 NUMPY_TYPES: dict[str, Any] = {

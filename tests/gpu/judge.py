@@ -10,7 +10,7 @@ import torch
 
 from qknorm_onnx.spec.reference import qk_norm_attention, qk_norm_rotary
 from qknorm_onnx.torch_export.operators import eager
-from qknorm_onnx.validation.error_budget import TORCH_FACTOR, floor
+from qknorm_onnx.validation.measures.error_budget import TORCH_FACTOR, floor
 
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

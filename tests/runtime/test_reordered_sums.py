@@ -16,9 +16,9 @@ from qknorm_onnx.graph.passes.attach_bodies import AttachBodiesPass
 from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormSpec
 from qknorm_onnx.validation.cases.case import Case
 from qknorm_onnx.validation.cases.inputs import GraphInput
-from qknorm_onnx.validation.error_budget import budget
 from qknorm_onnx.validation.judgement import own_errors
-from qknorm_onnx.validation.metrics import relative_error
+from qknorm_onnx.validation.measures.error_budget import budget
+from qknorm_onnx.validation.measures.metrics import relative_error
 from qknorm_onnx.validation.modes.reordered_sums import ReorderedSums
 from qknorm_onnx.validation.torch_side import TorchSide, call_of
 from qknorm_onnx.validation.validate import validate
@@ -252,7 +252,7 @@ def test_a_right_model_passes_on_hostile_caches(dtype):
     assert report.passed, report.summary()
     beyond = [row for row in report.rows if row.error > budget(dtype, torch_error=row.torch_error, float32_error=0).allowed]
     assert beyond, "no case is ill-conditioned: the test would show nothing"
-    assert all("with its sums in other orders" in row.reason for row in beyond)
+    assert all("with its sums in other orders" in row.note for row in beyond)
 
 
 MUTANTS = {

@@ -238,7 +238,7 @@ def test_zero_rows_are_finite_and_eager_pytorch_is_said_to_be_nan():
     assert report.passed, report.summary()
     zero = next(row for row in report.of("float16") if row.case == "example")
     assert zero.verdict == "passed"
-    assert "PyTorch is not finite in float16" in zero.reason
+    assert "PyTorch is not finite in float16" in zero.note
 
 
 def test_a_file_in_another_type_is_not_run():

@@ -22,6 +22,7 @@ EXACT = 1e-12
 @pytest.fixture(autouse=True)
 def _nothing_is_rounded_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """The modules raise narrow types to float32 by name; here that name means float64."""
+    importlib.import_module("safetensors.torch")  # its table of types must not be made while float32 is another
     monkeypatch.setattr(torch, "float32", torch.float64)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
 

@@ -195,6 +195,7 @@ FAMILIES = (
 def all_in_float64() -> Iterator[None]:
     """The modules raise narrow types to float32 by name; here that name means float64, so nothing is rounded."""
     with pytest.MonkeyPatch.context() as patch:
+        importlib.import_module("safetensors.torch")  # its table of types must not be made while float32 is another
         patch.setattr(torch, "float32", torch.float64)
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
         yield

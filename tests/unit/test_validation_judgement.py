@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from qknorm_onnx.validation.error_budget import OTHER_ORDERS, OwnErrors, budget, floor, unit
 from qknorm_onnx.validation.judgement import Measured, judge, own_errors
-from qknorm_onnx.validation.metrics import cosine, relative_error, snr_db, top_one
-from qknorm_onnx.validation.parity_report import ParityReport, ParityRow
+from qknorm_onnx.validation.measures.error_budget import OTHER_ORDERS, OwnErrors, budget, floor, unit
+from qknorm_onnx.validation.measures.metrics import cosine, relative_error, snr_db, top_one
+from qknorm_onnx.validation.report.parity_report import ParityReport
+from qknorm_onnx.validation.report.parity_row import ParityRow
 
 ROW = ParityRow(dtype="float16", how="native", case="example", output="y", verdict="not run", required=True)
 TRUTH = np.linspace(-2.0, 2.0, 24).reshape(2, 3, 4)
@@ -107,12 +108,10 @@ def test_an_error_beyond_one_run_of_pytorch_is_judged_by_several():
     assert by_several.verdict == "passed" and not by_several.exceeds
     assert by_several.torch_error == pytest.approx(1e-3)
     assert by_several.budget == pytest.approx(2 * 4e-3 + floor("float16"))
-    assert "PyTorch's own error is up to 0.004 with its sums in other orders" in by_several.reason
+    assert "PyTorch's own error is up to 0.004 with its sums in other orders" in by_several.note
     stays = judge(ROW, given, is_logits=False, others=[own(1.2e-3)])
     assert stays.verdict == "failed"
-    assert (
-        stays.reason == "error 0.007 where 0.0063 is allowed; PyTorch's own error is up to 0.0012 with its sums in other orders"
-    )
+    assert stays.why == "error 0.007 where 0.0063 is allowed; PyTorch's own error is up to 0.0012 with its sums in other orders"
     assert not judge(ROW, measured(with_values(TRUTH, {(0, 0, 0): np.nan})), is_logits=False, others=[own(9.0)]).exceeds
 
 
@@ -147,7 +146,7 @@ def test_a_candidate_that_is_finite_where_torch_is_nan_is_judged_by_the_truth():
     bad = with_values(TRUTH, {(0, 0, 0): np.nan})
     right = judge(ROW, measured(TRUTH * (1 + 1e-3), in_dtype=bad), is_logits=False)
     assert right.verdict == "passed"
-    assert "PyTorch is not finite in float16" in right.reason
+    assert "PyTorch is not finite in float16" in right.note
     assert judge(ROW, measured(with_values(TRUTH, {(0, 0, 0): 5.0}), in_dtype=bad), is_logits=False).verdict == "failed"
 
 
@@ -156,7 +155,7 @@ def test_rows_without_a_true_value_say_nothing():
     zeros = with_values(TRUTH, {(0, 0): 0.0})
     row = judge(ROW, measured(zeros, truth=undefined), is_logits=False)
     assert row.verdict == "passed"
-    assert "4 values left out: the truth is not finite there" in row.reason
+    assert "4 values left out: the truth is not finite there" in row.note
 
 
 @pytest.mark.parametrize("truth", [np.zeros((2, 0, 4)), np.full((2, 3), np.nan)], ids=["empty", "nan"])
@@ -174,7 +173,7 @@ def test_a_missing_torch_error_leaves_the_scaled_budget():
     row = judge(ROW, measured(TRUTH * (1 + 3e-3), in_dtype=None), is_logits=False)
     assert row.verdict == "passed"
     assert row.torch_error is None
-    assert "does not run in float16" in row.reason
+    assert "does not run in float16" in row.note
 
 
 def test_integers_are_compared_exactly():

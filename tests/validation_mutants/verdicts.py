@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import zlib
 from collections.abc import Iterator
-from unittest import mock
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +17,6 @@ import onnx_ir as ir
 import qknorm_onnx as qk
 from qknorm_onnx.runtime.runner import Arithmetic, CannotRunError, Runner, make_runner
 from qknorm_onnx.spec.qk_norm_spec import SpecError
-from qknorm_onnx.validation import type_run
 from tests.validation_mutants.graph_edits import NotApplicable
 from tests.validation_mutants.honest_models import FORMS, Honest, honest
 from tests.validation_mutants.mutants import Mutant, mutants
@@ -85,8 +83,8 @@ def verdicts_of(name: str, wanted: frozenset[str] = frozenset()) -> Iterator[Ver
         model = edited(source, mutant)
         if model is None:
             continue
-        with mock.patch.object(type_run, "MOST_FAULTS_LOCATED", 0):  # where a mutant goes wrong is known
-            report = qk.validate(model, source.module, kwargs=source.example.kwargs)
+        # Where a mutant goes wrong is known.
+        report = qk.validate(model, source.module, kwargs=source.example.kwargs, locate=0)
         cases = tuple(dict.fromkeys(row.case for row in report.failures))
         assert report.passed == (not cases)
         yield Verdict(name, mutant.kind, mutant.name, difference(name, model, narrow=mutant.kind == "type"), cases)

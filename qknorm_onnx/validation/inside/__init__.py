@@ -1,0 +1,1 @@
+"""What happens inside a model and inside its module: values of the one, results of the other's parts."""

@@ -1,0 +1,1 @@
+"""What people read of a validation: rows, a table for the terminal, a page for the browser, JUnit for a server."""
