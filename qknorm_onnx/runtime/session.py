@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 # The library registers this many names of each operator, or all: 4 ms or 22 for a small session (onnxruntime 1.32).
 _NAMES: Final = "qknorm.names_per_operator"
+# A graph holds itself in circles, which only the collector gives back: for so many nodes it is worth its run, before
+# onnxruntime builds its own graph beside this one.
+_MANY_NODES: Final = 5000
 _NOT_WANTED: Final = NativeKernels(None, "native_kernels is False")
 
 
@@ -72,6 +76,10 @@ def create_session(
     if kernels.library is not None:
         _register(options, str(kernels.library))
     if isinstance(program_or_path, (str, os.PathLike)):
+        has_many_nodes = len(model.graph) > _MANY_NODES
+        del model
+        if has_many_nodes:
+            gc.collect()
         return _explained(ort, os.fspath(program_or_path), options, wanted)
     if is_small(model):
         return _explained(ort, model_as_proto(model).SerializeToString(), options, wanted)
