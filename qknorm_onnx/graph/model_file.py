@@ -8,13 +8,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import onnx
 import onnx_ir as ir
 
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.soundness.guard import make_sound, one_line, parse, read_proto
+from qknorm_onnx.graph.split_file import split_file
 from qknorm_onnx.graph.streamed_file import write_streamed
 
 # A protobuf message is limited to 2 GiB; weights go to a file beside the model well before that.
@@ -73,16 +74,25 @@ def _load_file(path: Path) -> ir.Model:
             raise InputError(f"{label} is a folder; give an ONNX file, or export a Hugging Face folder with 'qknorm-onnx export'")
         if not path.is_file():
             raise InputError(f"{label} is not a file; give an ONNX file")
-        proto = parse(path.read_bytes(), label)
+        with path.open("rb") as file:
+            roots = (path.parent, Path(os.path.realpath(path)).parent)
+            model = _read(file, label, roots)
     except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
         raise InputError(f"{label} is not a readable ONNX model ({_first_line(error)})") from error
-    if not proto.opset_import and not proto.graph.node:
-        raise InputError(f"{label} is not an ONNX model: it has no operator set and no nodes")
-    roots = (path.parent, Path(os.path.realpath(path)).parent)
-    model = read_proto(proto, label, roots)
     _set_place(model, roots)
     _read_weights(model, label)
     make_sound(model, label, structure=False)
+    return model
+
+
+def _read(file: BinaryIO, label: str, roots: tuple[Path, ...]) -> ir.Model:
+    """The model of an open file, whose weights are read once and straight to their place."""
+    split = split_file(file)
+    proto = parse(split.content, label)
+    if not proto.opset_import and not proto.graph.node:
+        raise InputError(f"{label} is not an ONNX model: it has no operator set and no nodes")
+    model = read_proto(proto, label, roots, left_out=split.token)
+    split.put_back(model, file, label)
     return model
 
 

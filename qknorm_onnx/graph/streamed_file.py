@@ -14,6 +14,8 @@ from typing import BinaryIO, Final
 import onnx
 import onnx_ir as ir
 
+from qknorm_onnx.graph.wire_format import field_head
+
 _GRAPH: Final = onnx.ModelProto.GRAPH_FIELD_NUMBER
 _INITIALIZER: Final = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
 _RAW_DATA: Final = onnx.TensorProto.RAW_DATA_FIELD_NUMBER
@@ -28,13 +30,13 @@ def write_streamed(model: ir.Model, path: Path) -> None:
     skeleton.ClearField("graph")
     heads = [_head(tensor, name) for name, tensor in weights]
     sizes = [len(head) + tensor.nbytes for head, (_, tensor) in zip(heads, weights, strict=True)]
-    whole = len(graph) + sum(len(_field(_INITIALIZER, size)) + size for size in sizes)
+    whole = len(graph) + sum(len(field_head(_INITIALIZER, size)) + size for size in sizes)
     with path.open("wb") as file:
         file.write(skeleton.SerializeToString(deterministic=True))
-        file.write(_field(_GRAPH, whole))
+        file.write(field_head(_GRAPH, whole))
         file.write(graph)
         for head, size, (_, tensor) in zip(heads, sizes, weights, strict=True):
-            file.write(_field(_INITIALIZER, size))
+            file.write(field_head(_INITIALIZER, size))
             file.write(head)
             _write_numbers(tensor, file)
 
@@ -65,7 +67,7 @@ def _head(tensor: ir.TensorProtocol, name: str) -> bytes:
         proto.doc_string = tensor.doc_string
     for key, value in tensor.metadata_props.items():
         proto.metadata_props.add(key=key, value=value)
-    return proto.SerializeToString(deterministic=True) + _field(_RAW_DATA, tensor.nbytes)
+    return proto.SerializeToString(deterministic=True) + field_head(_RAW_DATA, tensor.nbytes)
 
 
 def _write_numbers(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
@@ -77,17 +79,3 @@ def _write_numbers(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
         file.write(tensor.tobytes())
     if file.tell() - before != tensor.nbytes:
         raise OSError(f"{tensor.name} was written with {file.tell() - before} bytes instead of {tensor.nbytes}")
-
-
-def _field(number: int, size: int) -> bytes:
-    """The beginning of a field of `size` bytes: its number with the wire type for bytes, 2, and the size."""
-    return _varint(number << 3 | 2) + _varint(size)
-
-
-def _varint(number: int) -> bytes:
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)

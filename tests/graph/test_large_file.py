@@ -62,6 +62,5 @@ def test_time_of_a_file_without_shapes(measured: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=False, reason="below 1 GiB a file is read whole (4.2 times before it was written weight by weight)")
 def test_memory_of_a_file_without_shapes(measured: dict[str, Any]) -> None:
     assert measured["peak"] < MOST_MEMORY_BY_WEIGHTS * measured["weights"], measured

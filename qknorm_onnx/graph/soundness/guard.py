@@ -21,7 +21,7 @@ from qknorm_onnx.graph.soundness.onnx_check import check_with_onnx, skeleton
 from qknorm_onnx.graph.soundness.operator_sets import check_operator_sets
 from qknorm_onnx.graph.soundness.scopes import check_function, check_graph
 from qknorm_onnx.graph.soundness.sparse import has_sparse, make_dense
-from qknorm_onnx.graph.soundness.tensors import check_tensor
+from qknorm_onnx.graph.soundness.tensors import check_tensor, location_of
 from qknorm_onnx.spec.qk_norm_spec import SpecError
 
 ORT_FORMAT: Final = b"ORTM"  # onnxruntime's mark, behind the first four bytes
@@ -66,17 +66,18 @@ def parse(content: bytes, label: str) -> onnx.ModelProto:
     return model
 
 
-def read_proto(proto: onnx.ModelProto, label: str, roots: tuple[Path, ...]) -> ir.Model:
+def read_proto(proto: onnx.ModelProto, label: str, roots: tuple[Path, ...], *, left_out: str = "") -> ir.Model:
     """The model of a message, which is not changed; weights outside are left there, named from the first of `roots`.
 
-    `make_sound` is to follow, once small weights are read.
+    `make_sound` is to follow, once small weights are read. Tensors at the place `left_out` were looked at by who left them out.
 
     Raises:
         InputError: the message is damaged, or its names, functions or tensors make no model; the line says what and where.
     """
     with one_line(label):
         for owner, tensor in check_fields(proto, label):
-            check_tensor(tensor, owner, label, roots)
+            if not left_out or location_of(tensor) != left_out:
+                check_tensor(tensor, owner, label, roots)
         if has_sparse(proto):
             copy = onnx.ModelProto()
             copy.CopyFrom(proto)

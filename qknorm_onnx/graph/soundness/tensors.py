@@ -47,6 +47,11 @@ def check_tensor(tensor: onnx.TensorProto, owner: str, label: str, roots: tuple[
     _check_data(tensor, filled[0], count, what)
 
 
+def location_of(tensor: onnx.TensorProto) -> str:
+    """The file that `tensor` says its data lies in; "" for none."""
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+
+
 def external_place(tensor: onnx.TensorProto, what: str, roots: tuple[Path, ...]) -> Path:
     """The file in which the data of `tensor` lies, links followed: beside the model, long enough. Raises InputError."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
