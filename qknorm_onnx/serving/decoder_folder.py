@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from qknorm_onnx.errors import InputError, first_line
 from qknorm_onnx.serving.genai_config import CONFIG_NAME, token_ids
+from qknorm_onnx.serving.json_files import read_object
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,23 +47,33 @@ def open_decoder_folder(path: str | os.PathLike[str]) -> DecoderFolder:
         if (folder / "config.json").is_file():
             hint = f"it looks like a Hugging Face folder: qknorm-onnx export '{folder}' OUT makes one that can be served"
         raise InputError(f"{folder} has no {CONFIG_NAME}; {hint}")
+    contents = read_object(file)
+    has_windows = _has_windows(folder)
     try:
-        contents = json.loads(file.read_text(encoding="utf-8"))
         model = contents["model"]
         opened = DecoderFolder(
             path=folder,
-            model_path=folder / model["decoder"]["filename"],
+            model_path=folder / _inside(model["decoder"]["filename"]),
             eos_token_ids=tuple(token_ids(model.get("eos_token_id"))),
             pad_token_id=int(model.get("pad_token_id") or 0),
             context_length=int(model["context_length"]),
             search=dict(contents.get("search", {})),
-            has_windows=_has_windows(folder),
+            has_windows=has_windows,
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        found = opened.model_path.is_file()
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
         raise InputError(f"{file} is damaged ({first_line(error)}); write the folder again") from error
-    if not opened.model_path.is_file():
+    if not found:
         raise InputError(f"{file} names {opened.model_path.name}, which is not there")
     return opened
+
+
+def _inside(filename: str) -> Path:
+    """`filename` as a path below the folder. Raises ValueError: it leads out, and is none of this folder's files."""
+    path = Path(filename)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"the model's filename {filename!r} leads out of the folder")
+    return path
 
 
 def _has_windows(folder: Path) -> bool:
@@ -71,8 +81,11 @@ def _has_windows(folder: Path) -> bool:
     file = folder / "config.json"
     if not file.is_file():
         return False
-    config = json.loads(file.read_text(encoding="utf-8"))
+    config = read_object(file)
     config = config.get("text_config", config)
-    if layers := config.get("layer_types"):
+    if not isinstance(config, dict):
+        raise InputError(f"{file} is damaged (text_config is no object); write it again")
+    layers = config.get("layer_types")
+    if isinstance(layers, list) and layers:
         return any(layer != "full_attention" for layer in layers)
     return any(config.get(name) is not None for name in ("sliding_window", "attention_chunk_size"))

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
 from qknorm_onnx.errors import InputError
 from qknorm_onnx.graph.model_file import load_model
 from qknorm_onnx.pipeline import Program, fuse
-from qknorm_onnx.serving.decoder_folder import open_decoder_folder
+from qknorm_onnx.serving.decoder_folder import DecoderFolder, open_decoder_folder
 from qknorm_onnx.serving.folder_writing import copy_library, new_folder, require_free, write_json
 from qknorm_onnx.serving.genai_config import CONFIG_NAME
+from qknorm_onnx.serving.json_files import read_object
 from qknorm_onnx.spec.targets import DEFAULT_TARGET
 
 
@@ -47,20 +48,16 @@ def fuse_folder(
         progress: called with the name of each stage as it begins.
 
     Raises:
-        InputError: no such folder, `out` holds something or cannot be written, the configuration names a library of its own
-            already, or the model cannot be read.
+        InputError: no such folder, `out` holds something, lies inside `folder` or cannot be written, the configuration names a
+            library of its own already, the folder holds a link to a folder or what is no file, or the model cannot be read.
         FusionRequiredError: `require_fusion`, and something was missed.
     """
     place = Path(out)
     require_free(place)
     opened = open_decoder_folder(folder)
-    config = json.loads((opened.path / CONFIG_NAME).read_text(encoding="utf-8"))
-    options = config["model"]["decoder"].setdefault("session_options", {})
-    if named := options.get("custom_ops_library"):
-        raise InputError(
-            f"{opened.path / CONFIG_NAME} names the library {named} already, and onnxruntime-genai loads one: fuse the folder "
-            "that the builder wrote"
-        )
+    _require_copyable(opened, place)
+    config = read_object(opened.path / CONFIG_NAME)
+    options = _session_options(opened, config)
     program = fuse(
         opened.model_path,
         target=target,
@@ -80,6 +77,39 @@ def fuse_folder(
         write_json(staged / CONFIG_NAME, config)
     notes = (*program.report.notes, *([note] if note else []))
     return dataclasses.replace(program, report=dataclasses.replace(program.report, notes=notes))
+
+
+def _session_options(opened: DecoderFolder, config: dict[str, Any]) -> dict[str, Any]:
+    """The decoder's session options in `config`, to be filled in. Raises InputError: they are none, or name a library."""
+    file = opened.path / CONFIG_NAME
+    options = config["model"]["decoder"].setdefault("session_options", {})
+    if not isinstance(options, dict):
+        raise InputError(f"{file} is damaged (session_options is no object); write the folder again")
+    if named := options.get("custom_ops_library"):
+        raise InputError(
+            f"{file} names the library {named} already, and onnxruntime-genai loads one: fuse the folder that the builder wrote"
+        )
+    return options
+
+
+def _require_copyable(opened: DecoderFolder, out: Path) -> None:
+    """Raises InputError where a copy would not be the same folder, or would not end.
+
+    Links to files are followed: caches of model hubs consist of them. A link to a folder may lead round in a circle.
+    """
+    if opened.model_path.parent != opened.path:
+        raise InputError(
+            f"{opened.path / CONFIG_NAME} names {opened.model_path.relative_to(opened.path)}: put the model beside {CONFIG_NAME}"
+        )
+    if out.resolve().is_relative_to(opened.path.resolve()):
+        raise InputError(f"{out} lies inside {opened.path}, which is to be copied: name a folder elsewhere")
+    for place, folders, files in os.walk(opened.path):
+        for path in (Path(place, name) for name in folders):
+            if path.is_symlink():
+                raise InputError(f"{path} is a link to a folder: put the folder itself there, or remove it")
+        for path in (Path(place, name) for name in files):
+            if not path.is_file():
+                raise InputError(f"{path} is no file that can be copied, or a link to nothing: remove it")
 
 
 def _weight_files(model_path: Path) -> Iterator[Path]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from qknorm_onnx.errors import InputError, first_line
+from qknorm_onnx.serving.json_files import read_object
 
 TOKENIZER_NAME: Final = "tokenizer.json"
 _CONFIG_NAME: Final = "tokenizer_config.json"
@@ -104,11 +104,7 @@ def _tokenizer_config(folder: Path) -> dict[str, Any]:
     file = folder / _CONFIG_NAME
     if not file.is_file():
         return {}
-    try:
-        contents = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{file} is damaged ({first_line(error)}); copy it again") from error
-    return contents if isinstance(contents, dict) else {}
+    return read_object(file)
 
 
 def _content(token: Any) -> str:
