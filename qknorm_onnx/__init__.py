@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from qknorm_onnx.checked_export.export import export, export_folder
     from qknorm_onnx.custom_ops import library_path
     from qknorm_onnx.errors import FusionRequiredError, InputError, QKNormError
     from qknorm_onnx.graph.fusion_report import Declined, FusedAttention, FusionReport, Refused
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from qknorm_onnx.serving.generate import Generation, generate
     from qknorm_onnx.spec.canonical import canonical
     from qknorm_onnx.spec.qk_norm_spec import AttentionSpec, NormSpec, QKNormRotarySpec, QKNormSpec, RotarySpec, SpecError
-    from qknorm_onnx.torch_export.decoder_folder import export_folder
-    from qknorm_onnx.torch_export.exporter import export
     from qknorm_onnx.torch_export.operators.modules import QKNormAttention
     from qknorm_onnx.torch_export.operators.translation import translation_table
     from qknorm_onnx.validation.validate import ParityReport, validate
@@ -76,8 +75,8 @@ _HOME_OF = {
     "SpecError": "spec.qk_norm_spec",
     "canonical": "spec.canonical",
     "create_session": "runtime.session",
-    "export": "torch_export.exporter",
-    "export_folder": "torch_export.decoder_folder",
+    "export": "checked_export.export",
+    "export_folder": "checked_export.export",
     "fuse": "pipeline",
     "fuse_folder": "serving.fused_folder",
     "generate": "serving.generate",

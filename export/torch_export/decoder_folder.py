@@ -27,28 +27,10 @@ def export_folder(
     dtype: torch.dtype | None = None,
     provider: str = "cpu",
     progress: Callable[[str], None] | None = None,
+    export_module: Callable[..., Program] = export,
     **options: Any,
 ) -> Program:
-    """Export the language model of a Hugging Face folder into the folder `out`, which onnxruntime-genai and `qk.generate` serve.
-
-    It holds `model.onnx` with its cache as inputs and outputs, its weights, `genai_config.json`, the kernel library where it
-    serves the model, and the tokenizer and configuration files of `source`. It can be moved as a whole.
-
-    Args:
-        source: a folder with config.json and safetensors.
-        out: a folder that is not there yet, or empty; nothing is left there where the export fails.
-        logits: "last" gives the logits of each row's last token that its mask lets through, (B, 1, vocabulary), all that a
-            generator reads; "all" those of every new token.
-        dtype: type of the weights; None is that of the checkpoint.
-        provider: "cpu" or "cuda": whose kernels are meant.
-        progress: called with the name of each stage as it begins.
-        options: of `qk.export`: `target`, `opset`, `verify`, `require_fusion`, `for_onnxruntime`.
-
-    Raises:
-        InputError: `out` holds something, or cannot be written.
-        ExportError: `source` is no folder with a causal language model, or cannot be exported; the message says why.
-        FusionRequiredError: `require_fusion`, and not all QK-Norm attention became one node.
-    """
+    """As `checked_export.export_folder`; `export_module` makes the program, from the arguments of `exporter.export`."""
     target_folder, source_folder = Path(out), Path(source)
     require_free(target_folder)
     if not source_folder.is_dir():
@@ -56,7 +38,7 @@ def export_folder(
     say = progress or (lambda _stage: None)
     say("load the module")
     loaded = load_source(str(source_folder), with_past=True, dtype=dtype, logits=logits)
-    program = export(
+    program = export_module(
         loaded.module,
         loaded.args,
         loaded.kwargs,

@@ -1,4 +1,4 @@
-"""From a PyTorch module to a program with one node for each QK-Norm attention: `qk.export`."""
+"""From a PyTorch module to a program with one node for each QK-Norm attention: all of `qk.export` but its check."""
 
 from __future__ import annotations
 
@@ -54,27 +54,7 @@ def export(
     for_onnxruntime: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Program:
-    """Export `module`, called as `module(*args, **kwargs)`, with one node for each QK-Norm attention.
-
-    Args:
-        module: any module that torch.onnx can export; it is exported in evaluation mode and left as it was.
-        args: example inputs.
-        kwargs: example inputs by name; graph inputs keep the names of the module's parameters.
-        dynamic_shapes: as `torch.onnx.export` takes them, by input name, names as strings allowed; None is static.
-        target: what attention becomes: "custom-op", "ort", "onnx" or "primitive" (also called "portable").
-        provider: "cpu" or "cuda": whose kernels the target is chosen for.
-        opset: of the ONNX file, 18 or newer; None is 20, 23 for the target "onnx" and 18 for "primitive".
-        for_onnxruntime: as `qk.fuse` takes it.
-        verify: prove each rewrite by running old and new on random inputs.
-        require_fusion: raise unless there is QK-Norm attention and all of it is fused.
-        progress: called with the name of each stage as it begins.
-
-    Raises:
-        InputError: `target` or `provider` is unknown.
-        ExportError: damaged weights, example inputs that do not fit, a dynamic axis that cannot be honoured, or a module that
-            torch.onnx cannot export.
-        FusionRequiredError: `require_fusion`, and not all QK-Norm attention became one node.
-    """
+    """`qk.export` without its last step: the arguments and errors are those of `checked_export.export`, which runs the result."""
     target = target_named(target)
     require_provider(provider)
     if progress is not None:

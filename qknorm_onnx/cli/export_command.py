@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 @click.option("--opset", type=int, default=None, help="ONNX operator set, 18 or newer.  [default: chosen by the target]")
 @click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), default=None, help="Convert the weights first.")
 @click.option("--verify/--no-verify", default=True, show_default=True, help="Prove each rewrite on random inputs.")
+@click.option(
+    "--check/--no-check", default=None, help="Run the finished model beside its module.  [default: up to 2 GiB of weights]"
+)
 @with_past_option
 @logits_option
 @require_fusion_option
@@ -40,6 +43,7 @@ def command(
     opset: int | None,
     dtype: str | None,
     verify: bool,
+    check: bool | None,
     with_past: bool,
     logits: str | None,
     require_fusion: bool,
@@ -55,10 +59,11 @@ def command(
         "provider": provider,
         "opset": opset,
         "verify": verify,
+        "check": check,
         "require_fusion": require_fusion,
         "for_onnxruntime": for_onnxruntime,
     }
-    with StageProgress(8, enabled=not as_json) as progress:
+    with StageProgress(9, enabled=not as_json) as progress:
         if out.suffix == ".onnx":
             report = _to_file(source, out, with_past, logits or "all", dtype, progress, options)
         else:
@@ -76,7 +81,7 @@ def _to_file(
 ) -> FusionReport:
     progress("load the module")
     loaded = load(source, with_past=with_past, dtype=dtype, logits=logits)
-    from qknorm_onnx.torch_export.exporter import export
+    from qknorm_onnx.checked_export.export import export
 
     program = export(
         loaded.module, loaded.args, loaded.kwargs, dynamic_shapes=loaded.dynamic_shapes, progress=progress, **options
@@ -90,7 +95,7 @@ def _to_folder(
     source: str, out: Path, logits: LogitsKept, dtype: str | None, progress: StageProgress, options: dict[str, Any]
 ) -> FusionReport:
     require_torch()
-    from qknorm_onnx.torch_export.decoder_folder import export_folder
+    from qknorm_onnx.checked_export.export import export_folder
 
     report: FusionReport = export_folder(
         source, out, logits=logits, dtype=dtype_named(dtype), progress=progress, **options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from qknorm_onnx.errors import without_controls
 from qknorm_onnx.spec.one_line import one_line
@@ -99,6 +100,10 @@ class FusionReport:
             plain=self.plain + other.plain,
             notes=self.notes + notes,
         )
+
+    def with_notes(self, notes: Sequence[str]) -> FusionReport:
+        """The same with `notes` behind its own."""
+        return dataclasses.replace(self, notes=(*self.notes, *notes))
 
     @property
     def complete(self) -> bool:

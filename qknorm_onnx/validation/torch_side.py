@@ -237,6 +237,21 @@ class TorchSide:
         return leaf.to(dtype) if leaf.is_floating_point() else leaf
 
 
+def one_run(call: ModuleCall, arrays: Mapping[int, Tensor]) -> tuple[tuple[str, ...], list[Tensor]]:
+    """The module itself, as it is, on its example with the tensors at the places of `arrays` replaced: names and outputs."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    tensors = {place: leaf.clone() for place, leaf in enumerate(call.leaves) if torch.is_tensor(leaf)}
+    for place, array in arrays.items():
+        tensors[place] = torch.from_numpy(np.array(array)).to(dtype=tensors[place].dtype, device=tensors[place].device)
+    args, kwargs = call.arguments(tensors)
+    with torch.no_grad(), _without_compiling():
+        out = call.module(*args, **kwargs)
+    found = [(_path(path), leaf) for path, leaf in pytree.tree_leaves_with_path(out) if torch.is_tensor(leaf)]
+    return tuple(name for name, _ in found), [to_numpy(leaf) for _, leaf in found]
+
+
 def _without_compiling() -> contextlib.AbstractContextManager[object]:
     """Whatever the module compiles, `torch.cond` included, runs as it is written: compiled code passes the modes by."""
     import torch

@@ -19,8 +19,11 @@ AXES = {"x": {0: "batch", 1: "seq"}, "cos": {0: "seq"}, "sin": {0: "seq"}}
 DECLINED = {
     ("groups", "chunks"): "Concat stands between its ReduceL2",
     ("groups", "stacked chunks"): "Reshape stands between its ReduceL2",
-    ("copies", "cat of values"): "Reshape stands between its ReduceMean",
-    ("copies", "broadcast by a product with ones"): "Reshape stands between its ReduceMean",
+    ("copies", "cat of values"): "Reshape stands between its R",  # ReduceMean, or from opset 23 on RMSNormalization
+    (
+        "copies",
+        "broadcast by a product with ones",
+    ): "Reshape stands between its R",  # ReduceMean, or from opset 23 on RMSNormalization
 }
 WRITTEN = [(kind, name) for kind, forms in KINDS.items() for name in forms]
 FAST = [

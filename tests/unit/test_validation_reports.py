@@ -226,7 +226,7 @@ def test_the_first_part_that_should_be_there_and_is_not():
     """The norms inside a fused attention are in no layer: their absence says nothing, that of the projection behind does."""
     parts = ("q", "q_norm", "k", "k_norm", "v", "o", "")
     names = [f"layers.{layer}.{part}".rstrip(".") for layer in range(3) for part in parts]
-    found, by_name = results(*names, "head")
+    found, by_name = results(*names, "head", "")
     fused = {name: value for name, value in by_name.items() if "norm" not in name}
     assert first_difference(found, list(fused.values())) is None
     wrong_from = names.index("layers.1.o")
@@ -234,6 +234,11 @@ def test_the_first_part_that_should_be_there_and_is_not():
     difference = first_difference(found, right)
     assert (difference.last_right, difference.first_wrong) == ("layers.1.v", "layers.1.o")
     assert difference.suspects == ("layers.1.q_norm", "layers.1.k_norm", "layers.1.o")
+    beside = [*right, fused["head"]]
+    assert first_difference(found, beside).first_wrong == "layers.1.o", "what does not hang on it is right all the same"
+    assert first_difference(found, [value for name, value in fused.items() if name]).first_wrong == "the module itself"
+    without_a_block = [value for name, value in fused.items() if name != "layers.1"]
+    assert first_difference(found, without_a_block) is None, "what is around it is right"
     assert first_difference(found, []) is None, "nothing is known of a graph that has no part's result"
     assert first_difference([], right) is None
     in_first = first_difference(found, [fused["layers.0.q"]])

@@ -110,13 +110,39 @@ def _picked_one(value: ir.Value, axis: int) -> tuple[ir.Value, int] | None:
     return source, int(index) + size if index < 0 and isinstance(size, int) else int(index)
 
 
+def _picked_by_list(value: ir.Value, axis: int) -> tuple[ir.Value, int] | None:
+    """As `_one_of`, for an axis that is exchanged with the first, looked up by a list of one index, and exchanged back.
+
+    torch.onnx writes x[:, [i]] so: Transpose, GatherND, Transpose.
+    """
+    back = producer(value, "Transpose")
+    taken = producer(back.inputs[0], "GatherND") if back is not None else None
+    there = producer(taken.inputs[0], "Transpose") if taken is not None else None
+    if back is None or taken is None or there is None or there.inputs[0] is None or attribute_int(taken, "batch_dims", 0):
+        return None
+    perm = list(back.attributes["perm"].as_ints()) if "perm" in back.attributes else []
+    exchanged = list(range(len(perm)))
+    if axis >= len(perm):
+        return None
+    exchanged[0], exchanged[axis] = axis, 0
+    index = constant(input_of(taken, 1))
+    if perm != exchanged or "perm" not in there.attributes or list(there.attributes["perm"].as_ints()) != perm:
+        return None
+    if index is None or index.shape != (1, 1):
+        return None
+    before = dims_of(there.inputs[0])
+    size = before[axis] if before is not None else None
+    number = int(index[0, 0])
+    return there.inputs[0], number + size if number < 0 and isinstance(size, int) else number
+
+
 def _one_of(value: ir.Value, axis: int) -> tuple[ir.Value, int] | None:
     """The tensor from which `value` takes one index of `axis`, and that index."""
     node, dims = producer(value, "Slice", "Split"), dims_of(value)
     source = input_of(node, 0) if node is not None else None
     before = dims_of(source) if source is not None else None
     if node is None:
-        return _picked_one(value, axis)
+        return _picked_one(value, axis) or _picked_by_list(value, axis)
     if source is None or dims is None or before is None or dims[axis] != 1:
         return None
     if node.op_type == "Split":

@@ -18,12 +18,13 @@ from qknorm_onnx.validation.measures.fingerprint import Fingerprint, fingerprint
 if TYPE_CHECKING:
     import torch
 
+WHOLE: Final = "the module itself"
 _INDEX: Final = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModuleResult:
-    """The first float tensor that a part returned; `name` is the part's path in the module."""
+    """The first float tensor that a part returned; `name` is the part's path in the module; the whole has none."""
 
     name: str
     value: Fingerprint
@@ -50,7 +51,7 @@ class FirstDifference:
 def recorded(module: torch.nn.Module) -> Iterator[list[ModuleResult]]:
     """While it lasts, the results of all parts are noted in the order in which they end."""
     results: list[ModuleResult] = []
-    handles = [part.register_forward_hook(_note(name, results)) for name, part in module.named_modules() if name]
+    handles = [part.register_forward_hook(_note(name, results)) for name, part in module.named_modules()]
     try:
         yield results
     finally:
@@ -71,26 +72,41 @@ def _note(name: str, results: list[ModuleResult]) -> Callable[[Any, Any, Any], N
 
 
 def first_difference(results: Sequence[ModuleResult], values: Sequence[Fingerprint]) -> FirstDifference | None:
-    """Where the graph's `values` leave the module's `results`; None where they do not, or where nothing can be said."""
+    """Where the graph's `values` leave the module's `results`; None where nothing can be said.
+
+    A part's result should be there if that of its twin in another layer is, or of a part inside it, or if it is the whole module.
+    Where the result of a part around it is there all the same, its absence is none of a fault.
+    """
     telling = [result for result in results if result.value.tells]
+    found = _found(telling, values)
+    right = [result.name for result, is_there in zip(telling, found, strict=True) if is_there]
+    twins = {_twin(name) for name in right}
+    for place, result in enumerate(telling):
+        name = result.name
+        if found[place] or any(_is_inside(name, around) for around in right):
+            continue
+        if name and _twin(name) not in twins and not any(_is_inside(inner, name) for inner in right):
+            continue
+        before = [place for place in range(place) if found[place]]
+        if not before:
+            return None
+        suspects = [item.name for item, is_there in zip(telling[: place + 1], found, strict=False) if not is_there]
+        parent = name.rpartition(".")[0]
+        near = tuple(item for item in suspects if _is_inside(item, parent) or _is_inside(item, name) or item == name)
+        return FirstDifference(last_right=telling[before[-1]].name, first_wrong=name or WHOLE, suspects=near)
+    return None
+
+
+def _found(results: Sequence[ModuleResult], values: Sequence[Fingerprint]) -> list[bool]:
     by_count: dict[int, list[Fingerprint]] = {}
     for value in values:
         by_count.setdefault(value.count, []).append(value)
-    found = [any(value.equals(result.value) for value in by_count.get(result.value.count, ())) for result in telling]
-    if True not in found or found[-1]:
-        return None
-    last = len(found) - 1 - found[::-1].index(True)
-    twins = {_twin(result.name) for result, is_there in zip(telling, found, strict=True) if is_there}
-    around = telling[last].name.rpartition(".")[0]  # the part that holds the last right one ends behind it
-    expected = (place for place in range(last + 1, len(telling)) if _twin(telling[place].name) in twins | {_twin(around)})
-    wrong = next(expected, last + 1)
-    parent = telling[wrong].name.rpartition(".")[0]
-    missing = [(place, result.name) for place, result in enumerate(telling[: wrong + 1]) if not found[place]]
-    return FirstDifference(
-        last_right=telling[last].name,
-        first_wrong=telling[wrong].name,
-        suspects=tuple(name for place, name in missing if place > last or name.startswith(f"{parent}.")),
-    )
+    return [any(value.equals(result.value) for value in by_count.get(result.value.count, ())) for result in results]
+
+
+def _is_inside(name: str, around: str) -> bool:
+    """Whether the part `name` lies inside another one; the whole module has no name."""
+    return name != around and (not around or name.startswith(f"{around}."))
 
 
 def _twin(name: str) -> str:
