@@ -167,11 +167,12 @@ def _torch_onnx_export(
 
 def _translations(opset: int) -> dict[Any, Any]:
     """Our own operators, what torch.onnx writes wrong, and below opset 23, which has an operator for it, PyTorch's attention."""
-    from qknorm_onnx.torch_export.patches.translations import squeeze_dim, squeeze_dims, stable_sort
+    from qknorm_onnx.torch_export.patches.translations import expm1, log1p, squeeze_dim, squeeze_dims, stable_sort
 
     table: dict[Any, Any] = dict(translation_table())
     table |= {torch.ops.aten.squeeze.dim: squeeze_dim, torch.ops.aten.squeeze.dims: squeeze_dims}
     table[torch.ops.aten.sort.stable] = stable_sort
+    table |= {torch.ops.aten.expm1.default: expm1, torch.ops.aten.log1p.default: log1p}
     if opset < ATTENTION_OPSET:
         from qknorm_onnx.torch_export.patches.masked_attention import scaled_dot_product_attention
 

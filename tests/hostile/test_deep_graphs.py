@@ -11,7 +11,9 @@ from qknorm_onnx.inspection import inspect_model
 from tests.hostile.deep_graphs import OPERATORS, places, with_chain
 
 CASES = [(place, operator) for place in places() for operator in OPERATORS]
-SOME = random.Random(12).sample(CASES, 24)
+# Between the products and the softmax every reader stops somewhere.
+INSIDE = [(place, operator) for place in ("scores", "logits", "masked", "p") for operator in OPERATORS[::4]]
+SOME = [*random.Random(12).sample([case for case in CASES if case not in INSIDE], 24), *INSIDE]
 
 
 def attention_is_named(place: str, operator: str, length: int) -> bool:

@@ -25,6 +25,7 @@ from qknorm_onnx.graph.recognise.attention.softmax_attention import read_core
 from qknorm_onnx.graph.recognise.masks.mask import MaskContext
 from qknorm_onnx.graph.recognise.qk_norm_attention import recognise_attention
 from qknorm_onnx.graph.recognise.unread.contradictions import contradiction_behind
+from qknorm_onnx.graph.recognise.unread.distant import Answers, distant_attention
 from qknorm_onnx.graph.recognise.unread.operators import read_named_operator
 from qknorm_onnx.graph.recognise.unread.unread import divided_by_norms, normalises_operands, unread_attention
 from qknorm_onnx.graph.recognise.unread.unread_products import unread_product
@@ -106,6 +107,7 @@ class _Fusion:
     names: set[str]
     nodes: collections.Counter[str | None]
     unread: set[ir.Node] = dataclasses.field(default_factory=set)
+    distant: Answers = dataclasses.field(default_factory=Answers)
 
     def run(self) -> tuple[reports.FusionReport, bool]:
         """What became of all attention, and whether a graph was changed."""
@@ -153,7 +155,8 @@ class _Fusion:
     def _unread_readers(self) -> tuple[tuple[UnreadReader, ...], tuple[UnlikeReader, ...]]:
         """Who is asked about what no reader of attention knows, and then about what is unlike any that is known."""
         reported = self.unread
-        known = read_named_operator, functools.partial(unread_attention, reported=reported)
+        distant = functools.partial(distant_attention, reported=reported, answers=self.distant)
+        known = read_named_operator, functools.partial(unread_attention, reported=reported), distant
         return known, tuple(functools.partial(read, reported=reported) for read in (unread_product, unsoftmaxed_attention))
 
     def _rewrite(self, core: Core, found: Recognition, graph: ir.Graph) -> tuple[Outcome, bool]:
